@@ -42,7 +42,7 @@ from stress.fuzz_mutations import (
     with_line_checksum,
 )
 from stress.fuzz_oracle import Reader, answered
-from tests.results.test_checkpoint import made as made_checkpoint
+from tests.support.checkpoints import made as made_checkpoint
 from tests.support.recorded import aggregated, events, record
 
 INPUTS = Inputs(

@@ -155,7 +155,7 @@ def saved(folder, losses, *, offset=0.0, part=(0, 1), precision="float64"):
     return folder
 
 
-def test_saved_trainings_are_told_apart_by_their_losses_and_updates(tmp_path):
+def test_saved_trainings_differ_by_their_losses_and_updates(tmp_path):
     one, two = saved(tmp_path / "a", [1.0, 0.5]), saved(tmp_path / "b", [1.0, 0.5])
     assert dp.verify_saved(one, two).passed
     (failed,) = [c for c in dp.verify_saved(one, saved(tmp_path / "c", [1, 0.6])).checks if not c.passed]

@@ -36,7 +36,7 @@ def problem(framework, versions, *, finds_cudnn=False, claimed_twice=()):
 
 
 @pytest.mark.parametrize(("framework", "versions"), [("torch", CUDA_12), ("torch", CUDA_13), ("tensorflow", CUDA_12)])
-def test_an_environment_with_its_libraries_and_a_new_driver_is_sound(framework, versions, driver):
+def test_its_libraries_and_a_new_driver_make_a_sound_environment(framework, versions, driver):
     driver("580.65.06")
     assert problem(framework, versions) is None
 
@@ -77,7 +77,7 @@ def test_wheels_that_an_old_driver_runs_are_named(framework, version, older, dri
         ("README", True, False),
     ],
 )
-def test_nvidia_s_package_for_older_drivers_counts_where_its_library_is_new_and_loaded(
+def test_a_package_for_older_drivers_counts_with_a_new_library(
     tmp_path, driver, monkeypatch, file, is_loaded, is_sound
 ):
     driver("535.104.05")
@@ -90,7 +90,7 @@ def test_nvidia_s_package_for_older_drivers_counts_where_its_library_is_new_and_
     assert (problem("torch", CUDA_13) is None) == is_sound
 
 
-def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
+def test_tensorflow_without_cuda_is_told_how_to_get_it():
     found, remedy, is_of_driver = problem("tensorflow", {})
     assert "has no CUDA libraries" in found
     assert "'dpcompare[tensorflow-cuda]'" in remedy
@@ -99,14 +99,14 @@ def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
     assert problem("torch", {}) is None
 
 
-def test_jax_without_its_plugin_for_gpus_is_told_how_to_get_it_whatever_the_system_brings():
+def test_jax_without_its_plugin_for_gpus_is_told_how_to_get_it():
     found, remedy, _ = problem("jax", CUDA_12, finds_cudnn=True)
     assert "jax-cuda12-plugin" in found
     assert "'dpcompare[jax-cuda]'" in remedy
     assert problem("jax", CUDA_12 | {"jax-cuda12-plugin": "0.10.2"}) is None
 
 
-def test_jax_is_told_the_extra_of_the_newest_cuda_that_the_driver_runs(driver):
+def test_jax_is_told_the_extra_of_the_newest_cuda_of_the_driver(driver):
     driver("580.65.06")
     _, remedy, _ = problem("jax", CUDA_13)
     assert remedy.endswith("'dpcompare[jax-cuda13]'")  # next to torch, whose libraries they are

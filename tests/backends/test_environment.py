@@ -46,7 +46,7 @@ def test_what_changes_speed_or_rounding_is_recorded(name):
     assert speed_variables({name: "1"}, threads=1) == {name: "1"}
 
 
-def test_threads_are_recorded_where_they_are_not_those_of_the_plan():
+def test_threads_other_than_those_of_the_plan_are_recorded():
     environ = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "4"}
     assert speed_variables(environ, threads=4) == {"OMP_NUM_THREADS": "1"}
 

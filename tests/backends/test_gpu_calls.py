@@ -227,7 +227,7 @@ def streams(calls, kind):
     return [call[1][0] for call in calls if call[0] == kind]
 
 
-def test_a_batch_is_copied_on_the_side_and_waited_for_by_the_device_alone(asked):
+def test_a_copied_batch_is_waited_for_by_the_device_alone(asked):
     calls = asked["placed"]["calls"]
     assert calls[0] == ["set_device", 3]  # before anything touches a GPU in that thread
     assert streams(calls, "copy") == [SIDE] * 5  # pixels, their table, flips, labels, weights
@@ -247,15 +247,15 @@ def test_bytes_go_over_the_bus_not_floats(asked):
     assert not without["looked up"]  # by the host
 
 
-def test_the_clock_waits_for_the_computing_and_not_for_the_copies_of_the_next_batch(asked):
+def test_the_clock_waits_for_computing_and_not_for_next_copies(asked):
     assert asked["placed"]["waited for"] == [["synchronize", [COMPUTING, 3, 1]]]
 
 
-def test_what_is_compiled_is_compiled_in_the_mode_that_was_asked_for(asked):
+def test_compilation_is_in_the_mode_that_was_asked_for(asked):
     assert asked["compiled"] == {"none": None, "torch.compile": False, "reduce-overhead": True}
 
 
-def test_a_gpu_evaluates_as_many_rows_at_once_as_a_replica_trains_with(asked):
+def test_a_gpu_evaluates_as_many_rows_as_a_replica_trains_with(asked):
     parts = asked["parts"]
     assert parts["dp"][0] == [4, 4, 4, 4]
     assert parts["micro-batches"][0] == [8, 8]
@@ -264,11 +264,11 @@ def test_a_gpu_evaluates_as_many_rows_at_once_as_a_replica_trains_with(asked):
     assert parts["CPU"] == [[16], 0.0, True, "cpu"]  # the same digits as in one part
 
 
-def test_the_bare_loops_have_the_arithmetic_of_the_profile_they_are_compared_with(asked):
+def test_the_bare_loops_have_the_arithmetic_of_their_profile(asked):
     assert asked["switches"] == {"strict": [[True, False, False]] * 2, "native": [[True, True, True]] * 2}
 
 
-def test_newer_switches_of_torch_that_a_module_has_set_are_taken_back_or_read(asked):
+def test_newer_switches_that_a_module_has_set_are_reset_or_read(asked):
     """Else strict convolutions inherit TF32, and `describe` raises when the training is done."""
     for before_setup, newer, after_setup in asked["newer switches"].values():
         assert (before_setup, newer) == (False, ["none", "none"])
@@ -284,7 +284,7 @@ def test_what_the_compiler_left_out_is_said(asked):
     ]
 
 
-def test_an_evaluation_stays_on_the_gpu_in_each_layout_and_across_stages(asked):
+def test_an_evaluation_stays_on_the_gpu_in_each_layout(asked):
     assert [asked["parts"][name][3] for name in ("dp", "single")] == ["cuda:0", "cuda:3"]
     assert asked["layouts"] == {"NCHW": [False], "NHWC": [True]}
     assert asked["stages"]

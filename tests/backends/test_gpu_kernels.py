@@ -136,7 +136,7 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus():
 
 
 @pytest.mark.slow
-def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_variables(toy_bn):
+def test_constants_of_a_step_are_cast_once_for_all_variables(toy_bn):
     """On a GPU each would be a launch: EfficientNet-B2 had 903 slices and 301 casts."""
     kinds = Counter(operation["type"] for operation in toy_bn["operations"])
     assert kinds["ResourceApplyAdam"] == 11
@@ -145,7 +145,7 @@ def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_varia
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
+def test_an_evaluation_in_parts_needs_less_and_finds_the_same(toy_bn):
     """As torch's, on GPUs: of as many rows as a micro-batch has."""
     whole, parts = toy_bn["evaluated"]
     assert [whole[0], parts[0]] == [8, 2]
@@ -156,7 +156,7 @@ def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
     assert None not in operations.values()
 
 
-def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(small):
+def test_pixels_are_looked_up_on_the_gpu_and_stay_there(small):
     assert looked_up_on_the_gpu(small["lookup"]["operations"])
 
 

@@ -199,13 +199,13 @@ def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):
 
 
 @pytest.mark.slow
-def test_a_process_with_a_model_in_stages_lets_nccl_connect_as_they_come(found):
+def test_with_stages_nccl_connects_as_they_come(found):
     (staged,) = found("ddp, two stages")
     assert "connect" not in {call[0] for call in staged["calls"]}
 
 
 @pytest.mark.parametrize("name", of_lives("single", "ddp, one process", "ddp", "fabric", "accelerate"))
-def test_when_gradients_are_ready_is_observed_by_events_of_the_gpu(found, name):
+def test_events_of_the_gpu_tell_when_gradients_are_ready(found, name):
     for process in found(name):
         assert 0 < process["described"]["backward_ends"] <= 1
 
@@ -236,7 +236,7 @@ def test_every_mode_of_jax_has_a_life():
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JAX_LIVES)
-def test_what_jax_does_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
+def test_jax_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
     life = JAX_LIVES[name]
     lives = lived("jax", [life | {"device": "gpu"}], processes=life.get("nodes", 1))
     processes = [process for (process,) in lives]

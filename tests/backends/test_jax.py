@@ -51,7 +51,7 @@ print(json.dumps(differences))
 
 
 @pytest.mark.slow
-def test_a_sum_of_shifted_products_is_the_depthwise_convolution_and_its_gradient():
+def test_shifted_products_are_the_depthwise_convolution():
     differences = printed(DEPTHWISE)
     assert len(differences) == 4
     assert max(differences.values()) < 1e-12
@@ -122,7 +122,7 @@ print(json.dumps(found))
 """
 
 
-def test_gloo_listens_where_the_plan_says_and_gpus_are_asked_for_what_is_compared():
+def test_gloo_listens_where_the_plan_says():
     found = printed(CALLS)
     assert found["asked"] == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]
     assert (found["memory"], found["names"]) == (1600, ["NVIDIA H200"] * 2)

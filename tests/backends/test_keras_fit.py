@@ -61,7 +61,7 @@ def inject(module):
 """
 
 
-def test_keras_is_given_batches_where_they_are_computed_with_and_a_fit_that_ends_by_itself_fails(tmp_path, monkeypatch):
+def test_keras_gets_batches_on_its_device_and_may_not_end_a_fit(tmp_path, monkeypatch):
     """Keras reads this variable of the caller's; the loop must not wait for a thread that is gone."""
     monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
     where = WHERE.format(path=str(tmp_path / "given.json"))

@@ -68,7 +68,7 @@ print(json.dumps([Counter(operation.type for operation in graph.get_operations()
     ("name", "precision", "kernel"),
     [("sgd", "float32", "ResourceApplyMomentum"), ("adam", "float64", "ResourceApplyAdam")],
 )
-def test_the_constants_of_a_step_are_made_once_and_the_numbers_are_the_same_bits(name, precision, kernel):
+def test_constants_of_a_step_are_made_once_with_the_same_bits(name, precision, kernel):
     done = subprocess.run([sys.executable, "-c", STEP, name, precision, "50"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     operations, equal, moved = json.loads(done.stdout.splitlines()[-1])

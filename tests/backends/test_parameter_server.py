@@ -66,7 +66,7 @@ def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
+def test_two_workers_are_asynchronous_and_not_comparable(tmp_path):
     short = [*TINY, "--image-size", "64", "--global-batch-size", "64", "--dataset", "synthetic", "--steps", "40"]
     done = invoke("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
     assert done.code == 0, done.stderr

@@ -7,7 +7,7 @@ from dpcompare.backends.update_rules import UpdateRules, decays
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.9999])
-def test_the_mean_weighs_every_step_by_its_age_and_the_initial_weights_never(decay):
+def test_the_mean_weighs_steps_by_age_not_the_initial_weights(decay):
     rules = UpdateRules(weight_average=decay)
     weights = np.random.default_rng(0).normal(size=50)
     mean = 1e9  # whatever was there before the first step
@@ -17,7 +17,7 @@ def test_the_mean_weighs_every_step_by_its_age_and_the_initial_weights_never(dec
         assert mean == pytest.approx(np.average(weights[:step], weights=ages), rel=1e-6, abs=1e-6)
 
 
-def test_decay_follows_the_learning_rate_and_leaves_biases_and_scales_alone():
+def test_decay_follows_the_learning_rate_and_leaves_biases_alone():
     assert UpdateRules(weight_decay=0.05).decay_factor(0.1) == 1 - 0.05 * 0.1
     assert UpdateRules().decay_factor(0.1) == 1
     assert [decays(dimensions) for dimensions in (1, 2, 4)] == [False, True, True]

@@ -268,6 +268,7 @@ def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
     assert (planned["config"]["framework"], planned["config"]["mode"]) == ("torch", "ddp")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("mode", "given", "devices"),
     [
@@ -284,13 +285,14 @@ def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
         ("torch:ddp", ["--stages", "2"], (1, 2)),
     ],
 )
-def test_simulated_devices_that_nobody_asked_for_are_two_replicas(mode, given, devices):
+def test_simulated_devices_are_two_replicas_by_default(mode, given, devices):
     planned = invoke("plan", mode, *given, *([] if "--gpus" in given else ["--device", "cpu"]), "--json").json
     nodes = planned["config"]["cluster"]["nodes"]
     assert (len(nodes), len(nodes[0]["devices"])) == devices
 
 
-def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
+@pytest.mark.process
+def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
     refused = dpcompare("run", *TORCH, DPCOMPARE_TORCH_PYTHON=python)
@@ -300,6 +302,7 @@ def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
     assert {row["usable"] for row in listed if row["framework"] == "torch"} == {False}
 
 
+@pytest.mark.process
 def test_with_json_a_refusal_is_one_object():
     refused = dpcompare("run", "--framework", "toch", "--mode", "ddp", "--json")
     assert refused.code == 2
@@ -330,7 +333,7 @@ def test_the_help_shows_the_defaults_of_the_fields():
         assert f"; on GPUs {on_gpus}]" in shown[name]
 
 
-def test_the_defaults_on_gpus_in_the_help_are_those_that_are_taken():
+def test_the_help_shows_the_defaults_on_gpus_that_are_taken():
     assert gpu_defaults({}, models=["efficientnet-b2"], replicas=[1]).keys() - {"steps"} == ON_GPUS.keys() - {"epochs"}
 
 
@@ -344,6 +347,7 @@ def test_the_help_shows_every_option_of_a_run_in_one_group():
     assert shown.count("FRAMEWORK:MODE") == 1  # in the usage, not as an option
 
 
+@pytest.mark.process
 def test_plan_shows_eight_gpus_as_two_nodes_of_four():
     planned = invoke("plan", "--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2")
     assert planned.code == 0
@@ -354,6 +358,7 @@ def test_plan_shows_eight_gpus_as_two_nodes_of_four():
     assert not Path("runs").exists()
 
 
+@pytest.mark.process
 def test_plan_as_json_has_two_workers_on_distinct_ports():
     arguments = [
         "--framework",
@@ -385,7 +390,7 @@ def test_modes_lists_every_mode():
         assert f" {mode} " in listed.stdout
 
 
-def test_flag_before_environment_before_config_file_before_default(tmp_path):
+def test_flag_before_environment_before_file_before_default(tmp_path):
     (tmp_path / "config.toml").write_text('model = "mlp"\nseed = 1\nimage_size = 40\n')
     arguments = ["plan", *TORCH, "--json", "--config", "config.toml", "--seed", "3"]
     planned = invoke(*arguments, DPCOMPARE_SEED="2", DPCOMPARE_IMAGE_SIZE="48").json
@@ -394,12 +399,14 @@ def test_flag_before_environment_before_config_file_before_default(tmp_path):
     assert workload["global_batch_size"] == 32
 
 
+@pytest.mark.process
 def test_a_config_file_can_hold_the_whole_request(tmp_path):
     (tmp_path / "config.toml").write_text('framework = "torch"\nmode = "ddp"\nnodes = 2\nlearning_rate = 1\n')
     planned = dpcompare("plan", "--json", "--config", "config.toml").json
     assert planned["num_nodes"] == 2
 
 
+@pytest.mark.process
 def test_data_prepare_describes_the_store(photos):
     prepared = dpcompare("data", "prepare", "photos", "store", "--image-size", "32", "--json")
     assert prepared.code == 0
@@ -410,7 +417,7 @@ def test_data_prepare_describes_the_store(photos):
 
 
 @pytest.mark.torch
-def test_a_run_prints_its_result_to_stdout_and_the_rest_to_stderr(tmp_path):
+def test_a_runs_result_goes_to_stdout_and_the_rest_to_stderr(tmp_path):
     done = dpcompare("run", *TORCH, *TINY, "--run-dir", "one", "--json")
     assert done.code == 0
     assert done.json["status"] == "completed"
@@ -469,7 +476,7 @@ MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", 
         ),
     ],
 )
-def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
+def test_an_interrupted_run_ends_with_130_and_keeps_its_figures(tmp_path, mode, number):
     saving = ("--steps", "1000000", "--checkpoint-every", "10")
     process = start("run", *mode, *TINY[:4], *saving, "--run-dir", "run", "--json")
     for rank in range(2):

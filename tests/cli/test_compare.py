@@ -15,8 +15,8 @@ from dpcompare.cli.compare import _next_steps
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.results.result import RunResult
-from tests.experiments.test_learning import ddp, multiworker, saved
 from tests.support.command import dpcompare, invoke, start
+from tests.support.learning import ddp, multiworker, saved
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 
@@ -434,7 +434,7 @@ def test_another_terminal_can_watch(finished):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
+def test_rounds_are_added_until_precise_or_the_time_is_up(tmp_path):
     arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
     done = invoke("compare", *arguments, "--until", "0.0001%", "--budget", "0.001s")  # less than any round takes
     assert done.code == 0, done.stderr

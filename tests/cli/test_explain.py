@@ -17,8 +17,8 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.study import Study
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.run_dir import RESULT_FILE
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
+from tests.support.results import result
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 SECONDS = StepSeconds(median=0.1, p95=0.1, mean=0.1, mad=0.0)
@@ -65,7 +65,7 @@ def test_a_run_is_planned_from_its_directory(run_dir):
         ({}, ["--measured-link", "10gbit"], "with a run on one machine; expected a run on several machines"),
     ],
 )
-def test_a_run_that_cannot_be_explained_is_refused_before_anything_starts(run_dir, spoil, arguments, message):
+def test_what_cannot_be_explained_is_refused_before_it_starts(run_dir, spoil, arguments, message):
     document = json.loads((run_dir / RESULT_FILE).read_text())
     (run_dir / RESULT_FILE).write_text(json.dumps(document | spoil))
     refused = invoke("explain", run_dir, *arguments, "--out", run_dir / "out")

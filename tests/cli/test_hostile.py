@@ -132,7 +132,7 @@ def listing(folder):
 
 
 @pytest.mark.slow
-def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hostile, tmp_path):
+def test_commands_that_read_execute_nothing_and_write_no_more(hostile, tmp_path):
     allowed = tmp_path / "allowed"
     allowed.mkdir()
     study, run_dir, projected = (str(hostile / name) for name in ("study", "run", "projected"))
@@ -173,6 +173,7 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
     assert not any("<script>alert" in Path(allowed, page).read_text() for page in ("page.html", "more.html"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("option", "imported"),
     [
@@ -181,7 +182,7 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
         pytest.param("--wandb", "wandb", marks=pytest.mark.slow),
     ],
 )
-def test_what_other_programs_get_of_a_stranger_executes_nothing_of_his(hostile, tmp_path, option, imported):
+def test_nothing_of_a_stranger_is_executed_by_other_programs(hostile, tmp_path, option, imported):
     for module in imported.split():
         pytest.importorskip(module, reason="needs an extra")
     allowed = tmp_path / "allowed"

@@ -13,8 +13,8 @@ from dpcompare.cli.output import stderr_console, stdout_console
 from dpcompare.cli.progress import RunProgress, StudyProgress, data_progress
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.system.terminal_text import keep_stderr_from_failing
-from tests.experiments.test_study import arm
 from tests.support.events import ready, trained
+from tests.support.studies import arm
 
 
 class LostStream(io.TextIOBase):
@@ -51,6 +51,7 @@ def test_what_shows_progress_outlives_the_loss_of_its_output(tmp_path, monkeypat
 REFUSED = f"{sys.executable} -m dpcompare run --framework nothing --mode ddp"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lost", ["2>/dev/full", "2>&-", "--json >/dev/full 2>/dev/full", "2>&1 | true"])
 def test_the_exit_code_outlives_the_loss_of_output(lost):
     """Python itself exits with another code where stderr cannot be flushed at its end."""
@@ -79,10 +80,11 @@ with if_anybody_reads():
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("output", "says"), [("pipe", ""), ("/dev/full", "could not write the output: No space left on device\n")]
 )
-def test_a_summary_that_nobody_can_read_does_not_make_a_run_a_failed_one(output, says):
+def test_a_summary_that_nobody_can_read_fails_no_run(output, says):
     reading, writing = os.pipe()
     os.close(reading)
     stdout = writing if output == "pipe" else os.open(output, os.O_WRONLY)

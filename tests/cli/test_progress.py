@@ -13,10 +13,10 @@ from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import Evaluated, EventLog, EventTail, Failed
 from dpcompare.results.series import RunState
 from dpcompare.system.cache import exclusive_lock
-from tests.experiments.test_fairness import result
-from tests.experiments.test_study import arm
 from tests.support.command import invoke
 from tests.support.events import ready, trained
+from tests.support.results import result
+from tests.support.studies import arm
 
 
 def train(rank, losses, *, step):
@@ -77,7 +77,7 @@ def test_steps_that_make_no_sense_are_refused_or_not_counted(begun, changes):
         assert (shown.code, "an event of kind 'train' has" in shown.stderr) == (2, True)
 
 
-def test_an_evaluation_of_nothing_and_steps_of_who_only_serves_are_no_progress():
+def test_empty_evaluations_and_steps_of_servers_are_no_progress():
     state = RunState(range(1))
     for event in (Evaluated(step=0, epoch=1, loss_sum=0.0, correct=0, count=0), train(1, [8.0], step=1)):
         state.add(event)
@@ -118,7 +118,7 @@ def test_a_view_of_a_study_tells_what_is_done_and_how_far_it_is(begun):
         assert "round 1: step 3/4, loss 0.2500, 80.0 images/s" in cells(view)[0][3]
 
 
-def test_a_view_shows_the_run_that_was_made_again_in_the_place_of_the_first(begun):
+def test_a_view_shows_the_run_that_took_the_place_of_the_first(begun):
     folder, _ = begun
     view = StudyView(folder)
     assert "123.4" in cells(view)[0][2]
@@ -138,7 +138,7 @@ def test_a_study_that_nobody_runs_is_not_shown_as_running(begun):
     assert "no process runs this study now" in shown.stdout
 
 
-def test_a_study_that_cannot_be_read_for_a_moment_is_shown_as_it_was(begun):
+def test_an_unreadable_study_is_shown_as_it_was(begun):
     folder, _ = begun
     view, console = StudyView(folder), Console(width=200, record=True, file=io.StringIO())
     console.print(view)

@@ -10,8 +10,8 @@ from dpcompare.cli import waiting as module
 from dpcompare.cli.output import stderr_console
 from dpcompare.cli.progress import RunProgress
 from dpcompare.cli.waiting import Waiting
-from tests.experiments.test_study import arm
 from tests.support.events import ready, started, trained
+from tests.support.studies import arm
 
 
 @pytest.fixture(autouse=True)

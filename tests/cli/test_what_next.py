@@ -7,8 +7,8 @@ import pytest
 from dpcompare.cli import next_commands as module
 from dpcompare.cli.compare import compare
 from dpcompare.cli.run import run
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
+from tests.support.results import result
 
 
 def said_after(monkeypatch, *arguments, usable=True):
@@ -35,7 +35,7 @@ def said_after(monkeypatch, *arguments, usable=True):
         (["torch:single", "--model", "mlp", "--tune", "compilation=none", "--profile", "native"], None, None),
     ],
 )
-def test_the_same_work_is_compared_with_the_usual_mode_of_the_other_framework(monkeypatch, arguments, arms, devices):
+def test_the_usual_mode_of_the_other_framework_is_proposed(monkeypatch, arguments, arms, devices):
     lines = said_after(monkeypatch, *arguments)
     assert any(line.endswith(": 100.0 images/s") for line in lines)
     commands = [line for line in lines if line.startswith("next: dpcompare compare")]
@@ -49,7 +49,7 @@ def test_the_same_work_is_compared_with_the_usual_mode_of_the_other_framework(mo
     assert given["--device"] == "cpu"
 
 
-def test_what_is_proposed_has_the_options_that_were_given_and_is_a_study(monkeypatch):
+def test_what_is_proposed_is_a_study_with_the_given_options(monkeypatch):
     options = ("--model", "mlp", "--image-size", "32", "--lr", "0.5", "--skip-corrupt", "--steps", "12")
     lines = said_after(monkeypatch, "torch:single", *options)
     (command,) = (line for line in lines if line.startswith("next: dpcompare compare"))

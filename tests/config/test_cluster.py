@@ -30,7 +30,7 @@ def test_visible_gpus_are_split_evenly(install_gpus, num_nodes, expected):
     assert shares(cluster) == expected
 
 
-def test_eight_gpus_split_as_four_by_two_on_a_machine_without_gpus():
+def test_eight_absent_gpus_split_as_four_by_two():
     cluster = Cluster.partition(4, 2, gpus=[str(i) for i in range(8)])
     assert shares(cluster) == ["0,1", "2,3", "4,5", "6,7"]
 
@@ -179,7 +179,7 @@ def test_a_mask_that_hides_all_gpus_is_named(install_gpus, monkeypatch):
         Cluster.partition(device="gpu")
 
 
-def test_one_gpu_takes_the_place_of_several_where_it_is_asked_for():
+def test_one_gpu_stands_for_several_where_it_is_asked_for():
     shared = Cluster.partition(2, 2, gpus=["3", "5"], share_gpu=True)
     assert [node.devices for node in shared.nodes] == [("3", "3")] * 2
     assert shared.shared

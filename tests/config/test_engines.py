@@ -86,7 +86,7 @@ def test_an_engine_of_another_package_has_its_own_options():
 @pytest.mark.parametrize(
     ("name", "why"), [("gone", "ModuleNotFoundError: No module named"), ("text", "TypeError: it is of type str")]
 )
-def test_an_engine_of_another_package_that_breaks_is_named_and_the_others_work(name, why):
+def test_a_broken_engine_is_named_and_the_others_work(name, why):
     with pytest.raises(RequestError, match=f"engine '{name}' of .* cannot be loaded .{why}"):
         engine_row(name)
     assert invoke(*SLURM).code == 0
@@ -97,7 +97,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones():
         Placement(engine="slrum")
 
 
-def test_options_of_other_engines_are_refused_by_the_engine_that_has_them():
+def test_options_of_other_engines_are_refused():
     with pytest.raises(RequestError) as refused:
         Placement(engine="hosts", hosts=("a",), link="1gbit", partition="gpu", time="1:00")
     assert "link: received with engine hosts; expected engine namespaces" in str(refused.value)
@@ -142,7 +142,7 @@ def changed(placement, engine_option, given):
 
 
 @pytest.mark.torch
-def test_a_resumed_run_changes_options_of_its_engine_by_name_and_value_where_they_are_typed():
+def test_a_resumed_run_changes_options_of_its_engine_by_name():
     on_hosts = Placement(engine="hosts", hosts=("a", "b"), ssh=True)
     assert changed(on_hosts, ("hosts=c,d",), {"engine_option"}).hosts == ("c", "d")
     assert changed(on_hosts, ("ssh=no",), {"engine_option"}).options.ssh is False
@@ -163,7 +163,7 @@ def test_an_engine_of_another_package_without_a_class_is_refused(monkeypatch):
         engine_row("cloud")
 
 
-def test_a_change_of_a_placement_reaches_the_options_of_its_engine():
+def test_a_changed_placement_reaches_its_engines_options():
     placement = Placement(engine="slurm", partition="gpu")
     assert placement.changed(partition="cpu") == Placement(engine="slurm", partition="cpu")
     with pytest.raises(RequestError, match="partition: received with engine local; expected engine slurm"):

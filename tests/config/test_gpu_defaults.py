@@ -35,13 +35,13 @@ def test_what_was_asked_for_is_left_alone():
     ],
     ids=str,
 )
-def test_no_length_that_was_asked_for_is_refused_for_the_default_of_the_other(given, expected):
+def test_a_length_is_not_refused_for_the_default_of_the_other(given, expected):
     chosen = defaults(**given)
     assert (chosen.get("steps"), chosen.get("warmup_steps")) == expected
     Workload(**given, **chosen)
 
 
-def test_runs_that_are_compared_share_an_image_size_and_a_batch_that_divides_among_all():
+def test_compared_runs_share_an_image_size_and_a_batch_for_all():
     chosen = defaults(models=("efficientnet-b0", "efficientnet-b3", "mlp"), replicas=(4, 6))
     assert (chosen["image_size"], chosen["global_batch_size"]) == (300, 42 * 12)
 
@@ -50,7 +50,7 @@ def test_runs_that_are_compared_share_an_image_size_and_a_batch_that_divides_amo
     ("replicas", "batch"),
     [((1, 2), 128), ((1, 2, 4, 8), 128), ((2, 4), 256), ((8,), 512), ((1, 2, 3, 4), 120), ((5, 6, 7, 8), 840)],
 )
-def test_the_run_with_the_fewest_gpus_has_room_for_the_batch_of_all(replicas, batch):
+def test_the_fewest_gpus_have_room_for_the_batch_of_all(replicas, batch):
     assert defaults(replicas=replicas)["global_batch_size"] == batch
 
 
@@ -118,7 +118,7 @@ def test_the_arms_of_a_study_share_them(install_gpus):
 
 
 @pytest.mark.torch
-def test_a_study_with_an_arm_on_the_cpu_has_the_workload_of_the_cpu(install_gpus):
+def test_an_arm_on_the_cpu_gives_the_study_its_workload(install_gpus):
     install_gpus()
     arms = ["--arm", "torch:single", "--arm", "torch:ddp,device=cpu"]
     assert set(compared(*arms).values()) == {Workload()}

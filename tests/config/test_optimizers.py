@@ -20,7 +20,7 @@ def test_a_kernel_without_a_row_is_refused_by_name():
         require_all_kernels(SLOTS | {"lamb": ("exp_avg",)}, "JAX")
 
 
-def test_a_kernel_that_remembers_something_else_is_refused_by_name():
+def test_a_kernel_with_another_memory_is_refused_by_name():
     with pytest.raises(TypeError, match="optimizer 'sgd'"):
         require_all_kernels(SLOTS | {"sgd": ("velocity",)}, "TensorFlow")
 

@@ -29,7 +29,7 @@ def test_processes_replicas_and_threads(mode, nodes, devices, processes, replica
     assert counts.num_replicas == nodes * devices
 
 
-def test_stages_in_process_give_a_process_several_devices_and_stages_over_processes_do_not():
+def test_stages_in_process_give_a_process_several_devices():
     in_process = topology("torch", "ddp", 1, 4, stages=2)
     assert (in_process.num_processes, in_process.devices_per_process, in_process.num_replicas) == (2, 2, 2)
     over_processes = topology("torch", "pipeline", 1, 4, stages=2)
@@ -37,7 +37,7 @@ def test_stages_in_process_give_a_process_several_devices_and_stages_over_proces
     assert over_processes.replicas_per_process == 1
 
 
-def test_nodes_with_a_role_hold_no_replica_and_run_no_loop_but_the_first():
+def test_only_the_first_node_with_a_role_runs_a_loop():
     counts = topology("tensorflow", "parameter-server", 4, 1)
     assert (counts.num_processes, counts.trainers, counts.num_replicas) == (4, range(1), 2)
 

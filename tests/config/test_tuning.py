@@ -87,9 +87,7 @@ def test_on_gpus_there_is_more_to_try():
     ],
 )
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_tf32_is_a_setting_of_gpus_in_float32_and_one_of_the_profile_elsewhere(
-    framework, precision, profile, tune, allowed
-):
+def test_tf32_is_a_setting_of_gpus_in_float32_alone(framework, precision, profile, tune, allowed):
     workload = Workload(profile=profile, precision=precision)
     gpus = Cluster.partition(1, 1, gpus=["0"])
     made = RunConfig(framework=framework, mode="single", workload=workload, cluster=gpus, tune=tune)
@@ -111,7 +109,7 @@ def test_tf32_is_a_setting_of_gpus_in_float32_and_one_of_the_profile_elsewhere(
     ],
     ids=["run", "compare"],
 )  # fmt: skip
-def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
+def test_without_a_compiler_compilation_is_refused_at_once(tmp_path, monkeypatch, command):
     monkeypatch.setenv("CXX", "no-such-compiler")
     refused = invoke(
         *command, "--device", "cpu", *TINY, "--run-dir" if command[0] == "run" else "--out", tmp_path / "out"
@@ -195,7 +193,7 @@ TINY = [
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_was_found(tmp_path):
+def test_autotune_tries_what_was_not_chosen_once_per_study(tmp_path):
     study = ["compare", "--arm", "torch:single,profile=native,tune=optimizer_kernels=foreach", "--device", "cpu", *TINY]
     study += ["--out", tmp_path / "study", "--autotune", "--json"]
     first = invoke(*study)
@@ -216,7 +214,7 @@ def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_
     assert "not run again" in again.stderr
 
 
-def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monkeypatch):
+def test_a_setting_that_fails_does_not_end_autotune(tmp_path, monkeypatch):
     """A lucky run whose repetition fails is not a gain, and one that cannot be made here is not either."""
     speeds = iter([100.0, 130.0, None, "refused"])
 
@@ -243,7 +241,7 @@ def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monk
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("warm")
-def test_a_native_run_takes_what_autotune_found_here_as_far_as_it_pays_within_its_steps(tmp_path, monkeypatch):
+def test_a_native_run_takes_what_autotune_found_if_it_pays(tmp_path, monkeypatch):
     """Compiling is faster, but the 8 steps that are asked for are over before it is done."""
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
 
@@ -285,7 +283,7 @@ def test_a_native_run_takes_what_autotune_found_here_as_far_as_it_pays_within_it
         {"tune": {"\x1b[31m": "none"}},
     ],
 )
-def test_settings_that_no_run_can_have_are_not_taken_from_a_cache(tmp_path, monkeypatch, changes):
+def test_impossible_settings_are_not_taken_from_a_cache(tmp_path, monkeypatch, changes):
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path))
     workload = Workload(model="mlp", image_size=8, steps=8, profile="native")
     config = RunConfig(
@@ -300,7 +298,7 @@ def test_settings_that_no_run_can_have_are_not_taken_from_a_cache(tmp_path, monk
     assert as_remembered(config) == config
 
 
-def test_autotune_tries_what_gpus_have_and_refuses_what_the_workload_rules_out(tmp_path, monkeypatch):
+def test_autotune_tries_what_gpus_have_and_the_workload_admits(tmp_path, monkeypatch):
     tried = []
 
     def run(config, run_dir, report):

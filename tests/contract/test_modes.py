@@ -17,32 +17,11 @@ from dpcompare.results.run_dir import event_path
 from stress.injection import write_sitecustomize
 from tests.support.command import invoke
 from tests.support.marks import with_mark
+from tests.support.modes import ALL_MODES, DEFAULT_MODES, OTHER_MODES, marked
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
 
 
-def marked(framework, mode, nodes, devices):
-    name = f"{framework}-{mode}-{nodes}x{devices}"
-    return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
-
-
-def rows(*, by_default):
-    """Every mode that runs on CPU devices, on two replicas; on one where it is asynchronous: its losses then vary."""
-    return [
-        marked(
-            framework,
-            mode,
-            len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1,
-            2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
-        )
-        for (framework, mode), row in MODES.items()
-        if row.by_default == by_default and "cpu" in row.device_types
-    ]
-
-
-DEFAULT_MODES = rows(by_default=True)
-OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
-ALL_MODES = DEFAULT_MODES + OTHER_MODES
 ONE_PER_LAUNCH = {
     (framework, MODES[framework, mode].launch): arm for arm in reversed(ALL_MODES) for framework, mode, *_ in arm.values
 }
@@ -154,7 +133,7 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ONE_PER_LAUNCH.values())
-def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launched, trained, arm):
+def test_forked_processes_train_what_launched_ones_do(launched, trained, arm):
     """What the tests below of variants of a mode rest on."""
     started, forked = launched(*arm)[0], trained(*arm)
     assert forked.train_loss == started.train_loss
@@ -236,7 +215,7 @@ def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework,
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
+def test_micro_batches_and_replicas_are_one_batch_in_float64(trained):
     """Dropout included: what is dropped of a sample does not depend on where and with whom it is trained."""
     workload = WORKLOAD.model_copy(
         update={"model": "mlp", "precision": "float64", "schedule": "cosine", "regularization": "shared"}
@@ -356,7 +335,7 @@ B2 = Workload(
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
+def test_efficientnet_b2_is_the_same_with_its_regularization(trained):
     regularized = B2.model_copy(update={"regularization": "shared"})
     torch, tensorflow = (trained(framework, "single", 1, 1, regularized) for framework in ("torch", "tensorflow"))
     assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
@@ -370,7 +349,7 @@ def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_efficientnet_b2_on_two_replicas_is_the_same_in_both_frameworks(trained):
+def test_efficientnet_b2_is_the_same_on_two_replicas(trained):
     """In one mode of each, with processes; that the others compute what these do, `verify`'s checks of toy-bn show."""
     results = [trained(*arm, B2) for arm in (("torch", "ddp", 2, 1), ("tensorflow", "multiworker", 2, 1))]
     assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
@@ -381,7 +360,7 @@ def test_efficientnet_b2_on_two_replicas_is_the_same_in_both_frameworks(trained)
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clothing):
+def test_four_replicas_evaluate_each_photograph_once(trained, clothing):
     workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
     for arm in (
         ("torch", "ddp", 2, 2),

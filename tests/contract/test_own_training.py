@@ -104,7 +104,7 @@ def losses(framework, mode, replicas, folder, loss="own"):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.jax
-def test_own_losses_and_optimizers_compute_the_same_in_all_frameworks(tmp_path):
+def test_own_losses_and_optimizers_are_the_same_everywhere(tmp_path):
     expected = losses("torch", "single", 1, tmp_path)
     assert np.abs(losses("torch", "single", 1, tmp_path, loss="as it is") - expected).max() > 0.1
     usual_updates = losses("torch", "single", 1, tmp_path, loss="own loss")

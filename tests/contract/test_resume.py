@@ -20,9 +20,9 @@ from dpcompare.results.events import Started
 from dpcompare.results.history import close_attempt
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_path, checkpoint_paths
 from stress.injection import write_sitecustomize
-from tests.contract.test_modes import ALL_MODES
 from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
+from tests.support.modes import ALL_MODES
 
 # The others take about half a minute each.
 DEFAULT_AND_SLOW_MODES = [
@@ -358,7 +358,7 @@ def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatc
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path):
     diverging = WORKLOAD.model_copy(update={"learning_rate": 1e30, "optimizer": "sgd"})
     with pytest.raises(
         RunFailedError, match=r"the loss of step \d+ is (nan|inf) in process 0|after step \d+ the values of"
@@ -386,7 +386,7 @@ def inject(module):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_a_run_that_died_after_its_last_step_is_brought_to_its_end(tmp_path, undisturbed):
+def test_a_run_that_died_after_its_last_step_is_completed(tmp_path, undisturbed):
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", DIE_AT_THE_END)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path / "fault"))

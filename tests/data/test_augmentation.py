@@ -65,11 +65,11 @@ def test_flip_mirrors_some_images_left_to_right(pixels):
     assert all(f or s for f, s in zip(flipped, same, strict=True))
 
 
-def test_brightness_is_more_than_rounding_on_the_scale_of_the_pixels(pixels):
+def test_brightness_is_more_than_rounding_of_pixels(pixels):
     assert np.abs(augment(pixels, range(6), names=["brightness"]) - in_0_1(pixels)).mean() > 0.01
 
 
-def test_contrast_keeps_the_mean_of_an_image_and_scales_the_distances_from_it():
+def test_contrast_keeps_the_mean_and_scales_the_distances():
     """Of pixels so near to the middle that nothing is clipped."""
     pixels = np.random.default_rng(1).integers(100, 156, (6, 5, 4, 3), dtype=np.uint8)
     before, after = in_0_1(pixels).astype(float), augment(pixels, range(6), names=["contrast"])
@@ -88,7 +88,7 @@ def test_brightness_comes_before_contrast_whose_mean_it_moves():
     np.testing.assert_allclose(both.mean((1, 2, 3)), brightened.mean((1, 2, 3)), rtol=1e-6)
 
 
-def test_crop_cuts_out_every_place_of_the_margin_and_evaluation_its_centre():
+def test_crop_takes_every_place_and_evaluation_the_centre():
     """Each pixel of an image has its row and column as values."""
     rows, columns = np.indices((7, 6), np.uint8)
     pixels = np.repeat(np.stack([rows, columns, rows], 2)[None], 6, axis=0)
@@ -106,7 +106,7 @@ def test_crop_cuts_out_every_place_of_the_margin_and_evaluation_its_centre():
     assert (split.pixels(np.arange(6))[:, 0, 0, :2] == 1).all()
 
 
-def test_crop_draws_after_the_others_which_draw_what_they_did_without_it(pixels):
+def test_crop_draws_after_the_others_and_changes_none(pixels):
     def drawn(names):
         augmentation = Augmentation(names, seed=0, num_samples=6, margin=MARGIN)
         return augmentation(epoch=0, indices=np.arange(6), means=np.zeros(6))

@@ -43,7 +43,7 @@ def read(split, num_processes, *, augment=("flip", "contrast")):
 
 
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_processes):
+def test_the_global_batch_is_the_same_for_any_processes(split, num_processes):
     for alone, combined in zip(read(split, 1), read(split, num_processes), strict=True):
         for name in ("images", "labels", "weights"):
             assert alone[name].tobytes() == combined[name].tobytes()
@@ -123,7 +123,7 @@ def test_epochs_do_not_mix_where_threads_read_side_by_side(split):
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_an_error_while_preparing_is_raised_where_its_item_would_have_come(num_threads):
+def test_an_error_while_preparing_is_raised_in_the_items_turn(num_threads):
     def prepare(item):
         if item == 2:
             raise ValueError("broken item")
@@ -175,7 +175,7 @@ def drop_masks_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
     return found
 
 
-def test_what_is_dropped_of_a_sample_does_not_depend_on_where_it_is_trained(split):
+def test_a_sample_loses_the_same_wherever_it_is_trained(split):
     whole = drop_masks_of(split)
     assert len(whole) == 2 * len(split)
     assert drop_masks_of(split, num_processes=2) == whole

@@ -31,6 +31,7 @@ def private(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_postscript_that_is_called_a_photograph_is_not_executed(photos, tmp_path, monkeypatch):
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -70,6 +71,7 @@ print([str(arguments[0]) for name, arguments in events if name == "open" and "ho
 """
 
 
+@pytest.mark.process
 def test_preparing_starts_no_program_and_opens_nothing_outside(photos, private, tmp_path):
     (photos / "cat" / "x.jpg").write_text(POSTSCRIPT)
     (photos / "cat" / "link.png").symlink_to(private)
@@ -78,7 +80,7 @@ def test_preparing_starts_no_program_and_opens_nothing_outside(photos, private, 
     assert done.stdout.splitlines() == ["[]", "[]"]
 
 
-def test_links_that_leave_a_dataset_are_followed_only_where_that_is_asked_for(photos, private, tmp_path):
+def test_links_out_of_a_dataset_are_followed_only_on_request(photos, private, tmp_path):
     (photos / "cat" / "link.png").symlink_to(private)
     with pytest.raises(RequestError, match=r"link\.png' cannot be decoded: PermissionError: it leads to .*private"):
         prepare(photos, tmp_path / "store", 8, num_processes=1)
@@ -95,7 +97,7 @@ def test_links_within_a_dataset_are_followed(photos, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["class", "train", "validation", "train/class"])
-def test_a_folder_that_is_a_link_out_of_the_dataset_is_refused_before_it_is_listed(photos, private, tmp_path, place):
+def test_a_folder_that_links_outside_is_refused_unlisted(photos, private, tmp_path, place):
     root = photos
     if place != "class":
         root = tmp_path / "split"
@@ -109,8 +111,9 @@ def test_a_folder_that_is_a_link_out_of_the_dataset_is_refused_before_it_is_list
     (root / place).unlink()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
-def test_a_list_of_stanford_dogs_names_nothing_but_files_of_its_own(photos, private, tmp_path, kind):
+def test_a_list_of_stanford_dogs_names_only_its_own_files(photos, private, tmp_path, kind):
     root = tmp_path / "dogs"
     shutil.copytree(photos, root / "Images")
     strange = root / "Images" / "cat" / "p.jpg"
@@ -128,6 +131,7 @@ def test_a_list_of_stanford_dogs_names_nothing_but_files_of_its_own(photos, priv
         prepare(root, tmp_path / "store", 8, num_processes=1)
 
 
+@pytest.mark.process
 def test_folders_a_thousand_deep_are_read(photos, tmp_path):
     deep = photos / "cat"
     descriptor = os.open(deep, os.O_RDONLY)

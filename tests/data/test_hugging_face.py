@@ -16,8 +16,10 @@ from dpcompare.data.prepare import prepare, source_of
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import num_training_images
-from tests.launch.test_inputs import config, inputs
 from tests.support.command import invoke
+from tests.support.inputs import config, inputs
+
+pytestmark = pytest.mark.seconds  # the library takes them to load
 
 CLASSES = ["cat", "dog"]
 

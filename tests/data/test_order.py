@@ -48,7 +48,7 @@ def test_evaluation_sees_every_sample_once_in_order():
     assert counted.tolist() == list(range(341))
 
 
-def test_the_digest_notices_one_swapped_pair_and_a_changed_weight():
+def test_the_digest_notices_a_swapped_pair_and_a_weight():
     batches = list(training_batches(64, 8, seed=0, num_steps=8))
     reference = digest(batches)
     assert reference == digest(training_batches(64, 8, seed=0, num_steps=8))
@@ -73,6 +73,6 @@ def test_parts_without_a_sample_are_not_trained(num_samples, num_parts, num_step
 
 
 @pytest.mark.parametrize(("num_samples", "num_steps"), [(20, 0), (20, 2), (20, 3), (20, 7), (24, 6), (5, 2)])
-def test_the_samples_of_the_first_steps_are_counted_without_padding(num_samples, num_steps):
+def test_samples_of_the_first_steps_count_without_padding(num_samples, num_steps):
     counted = sum(batch.count for batch in training_batches(num_samples, 8, seed=0, num_steps=num_steps))
     assert samples_trained(num_samples, 8, num_steps=num_steps) == counted

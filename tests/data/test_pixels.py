@@ -22,7 +22,7 @@ def test_every_byte_gets_the_entry_of_its_row_and_channel(size, num_tables):
     assert np.array_equal(look_up(pixels[:, :, ::-1], tables)[flips], images[flips])
 
 
-def test_a_table_holds_what_arithmetic_on_the_pixels_gives_to_the_last_bit():
+def test_a_table_equals_arithmetic_on_pixels_to_the_last_bit():
     pixels = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3)
     images = np.divide(pixels, np.float32(255), dtype=np.float32)
     images -= PIXEL_MEAN

@@ -20,7 +20,7 @@ def drop_masks(seed=0, step=0, indices=range(2000), drops=DROPS):
     return Regularization(drops, seed=seed)(step=step, indices=np.array(indices))
 
 
-def test_what_is_dropped_of_a_sample_does_not_depend_on_its_batch():
+def test_a_sample_loses_the_same_in_any_batch():
     whole = drop_masks()
     assert np.array_equal(drop_masks(indices=[1999, 3, 42]), whole[[1999, 3, 42]])
 
@@ -31,7 +31,7 @@ def test_every_step_and_seed_drops_something_else():
         assert 0.5 < (kept == (other > 0)).mean() < 0.9
 
 
-def test_features_are_dropped_at_their_rate_and_the_others_scaled_up():
+def test_features_are_dropped_at_their_rate_and_others_scaled():
     drawn = drop_masks()
     for name, own in columns(DROPS).items():
         (drop,) = [drop for drop in DROPS if drop.name == name]

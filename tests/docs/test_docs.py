@@ -65,7 +65,7 @@ def test_commands_are_accepted_by_the_command_line(command, tmp_path):
     known.make_context(name, arguments)
 
 
-def test_commands_of_the_workflow_are_accepted_and_its_conditions_too():
+def test_commands_and_conditions_of_the_workflow_are_accepted():
     yaml = pytest.importorskip("yaml", reason="needs the dev extra")
     workflow = yaml.safe_load((ROOT / "docs" / "examples" / "compare.yml").read_text())
     lines = [line for step in workflow["jobs"]["compare"]["steps"] for line in step.get("run", "").splitlines()]

@@ -6,12 +6,7 @@ import pytest
 from dpcompare.experiments.accuracy_statistics import LearningPair, learning_claims, paired_difference, spread
 from dpcompare.experiments.statistics import Plan
 from stress import check_accuracy as calibration
-
-# Accuracies of eight seeds. Figures by scipy.stats.ttest_rel and ttest_1samp, another way to the same.
-SEEDS = [0.80, 0.82, 0.79, 0.81, 0.83, 0.80, 0.78, 0.81]
-BETTER = [0.83, 0.84, 0.83, 0.84, 0.85, 0.83, 0.82, 0.83]
-NEARLY = [0.802, 0.819, 0.791, 0.809, 0.831, 0.80, 0.779, 0.811]
-NOISY = [0.84, 0.79, 0.83, 0.77, 0.86, 0.78, 0.80, 0.82]
+from tests.support.learning import BETTER, NEARLY, NOISY, SEEDS
 
 
 def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01, **changes):  # noqa: B008 (it is frozen)
@@ -19,6 +14,7 @@ def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01
     return learning_claims([pair], plan, margin)[0]
 
 
+# Figures by scipy.stats.ttest_rel and ttest_1samp, another way to the same.
 @pytest.mark.parametrize(
     ("figures", "changes", "outcome", "sentence"),
     [
@@ -97,7 +93,7 @@ def test_the_sentences(figures, changes, outcome, sentence):
     assert (made.outcome, made.sentence) == (outcome, sentence)
 
 
-def test_nothing_is_claimed_while_rounds_are_added_and_each_look_is_stricter():
+def test_each_look_is_stricter_and_none_claims_before_the_end():
     assert claim(BETTER, SEEDS, plan=Plan(rounds=8, adding=True)).outcome == "too few rounds"
     first, second = (claim(BETTER, SEEDS, plan=Plan(rounds=8, looks=looks)) for looks in (0, 1))
     assert (first.level, second.level) == (pytest.approx(0.04), pytest.approx(0.008))
@@ -109,7 +105,7 @@ def test_rounds_that_lack_a_figure_are_left_out():
     assert paired_difference([None], [0.5]) is None
 
 
-def test_figures_that_agree_in_every_round_are_the_same_and_not_different():
+def test_figures_that_agree_in_every_round_are_the_same():
     made = claim(SEEDS, SEEDS)
     assert made.outcome == "the same within the margin"
     assert made.interval == (0.0, 0.0)
@@ -130,8 +126,9 @@ def part(question, noise="normal", rounds=6):
     return calibration.part(calibration.NOISES[noise], generator, question, studies=200, rounds=rounds)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("noise", calibration.NOISES)
-def test_equal_arms_under_different_seeds_are_rarely_called_different(noise):
+def test_equal_arms_of_other_seeds_are_rarely_called_different(noise):
     assert part("false difference, 2 arms", noise) <= 0.05
     assert part("false difference, 6 arms", noise, rounds=8) <= 0.07  # of 200 studies; 1,000 are in docs/accuracy.md
 
@@ -140,6 +137,6 @@ def test_a_planted_difference_is_found():
     assert part("true 3 points, 2 arms", rounds=8) > 0.9
 
 
-def test_arms_that_differ_by_the_margin_are_rarely_called_the_same():
+def test_arms_the_margin_apart_are_rarely_called_the_same():
     assert part("false sameness, 2 arms", "little: runs differ by a sample or two", rounds=8) <= 0.05
     assert part("equal, 2 arms", "little: runs differ by a sample or two", rounds=8) > 0.9

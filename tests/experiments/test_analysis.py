@@ -4,55 +4,18 @@ import math
 
 import pytest
 
-from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse, widest_interval
-from dpcompare.experiments.collection import ArmRuns, Collection, collect
+from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_markdown, parse_condition
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text, within
 from dpcompare.results.computed import Evaluation
-from dpcompare.results.result import NodeRecord, StepSeconds
-from dpcompare.results.steadiness import SlowSteps
+from dpcompare.results.result import NodeRecord
 from dpcompare.system.gpu_state import GpuReading, GpuState
-from tests.experiments.test_fairness import gpu, on_gpus, result
-
-
-def runs(framework, mode, speeds, *, replicas=2, mean_ms=None, **changes):
-    """An arm with a run per speed; None where a run failed."""
-    found = []
-    for number, speed in enumerate(speeds):
-        mean = (mean_ms[number] if mean_ms else 3200 / (speed or 1)) / 1000
-        step = StepSeconds(median=mean, p95=mean, mean=mean, mad=0.0)
-        fields = {"num_nodes": replicas, "num_replicas": replicas, "step_seconds": step, "data_wait_fraction": 0.1}
-        made = result(framework, mode, images_per_second=speed, **fields | changes)
-        found.append(None if speed is None else made)
-    nodes = replicas if mode in ("ddp", "multiworker") else 1
-    config = RunConfig(
-        framework=framework,
-        mode=mode,
-        workload=Workload(),
-        cluster=Cluster.partition(nodes, replicas // nodes, device="cpu", num_cores=2),
-    )
-    positions = list(range(1, len(speeds) + 1))
-    return ArmRuns(
-        name=f"{framework} {mode} {replicas}x1",
-        config=config,
-        runs=found,
-        run_dirs=[f"runs/{n}" for n in positions],
-        positions=positions,
-    )
-
-
-FAST = [130.0, 129.0, 131.0, 130.5, 129.5, 130.0]
-SLOW = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
-
-
-def compared(*arms, repeats=6, subject=()):
-    return analyse(Collection(arms=list(arms), repeats=repeats, subject=subject))
+from tests.support.arms import FAST, SLOW, compared, renamed, runs, single, stalled
+from tests.support.results import gpu, on_gpus, result
 
 
 def test_the_headline_is_the_largest_difference():
@@ -83,7 +46,7 @@ def test_a_knob_that_changed_between_rounds_is_found():
     assert "initial weights" in shown.claims[0].sentence
 
 
-def test_a_round_that_is_not_there_makes_the_study_partial_and_is_left_out_of_its_pairs():
+def test_a_missing_round_makes_the_study_partial():
     shown = compared(runs("torch", "ddp", [*FAST, None]), runs("tensorflow", "multiworker", [*SLOW, 99.0]), repeats=7)
     assert shown.partial
     assert shown.headline.startswith("PARTIAL (6 of 7 rounds are complete).")
@@ -96,12 +59,7 @@ def test_a_partial_study_counts_its_rounds_once():
     assert shown.headline == "PARTIAL (1 of 2 rounds are complete). Nothing is ranked yet."
 
 
-def single(speeds, **changes):
-    changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"]} | changes
-    return runs("torch", "single", speeds, replicas=1, **changes)
-
-
-def test_strong_scaling_is_against_one_device_with_the_same_settings():
+def test_strong_scaling_is_against_one_device_alike():
     shown = compared(single(SLOW), runs("torch", "ddp", [2 * speed * 0.9 for speed in SLOW]))
     scaling = shown.arms[1].scaling
     assert (scaling.kind, scaling.suspicious) == ("strong", False)
@@ -110,7 +68,7 @@ def test_strong_scaling_is_against_one_device_with_the_same_settings():
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"weights_sha256": "other"}])
-def test_a_round_with_other_settings_makes_no_scaling_and_is_told(changes):
+def test_a_round_with_other_settings_is_told_without_scaling(changes):
     mixed = runs("torch", "ddp", FAST)
     mixed.runs[3] = runs("torch", "ddp", FAST, **changes).runs[3]
     shown = compared(single(SLOW), mixed)
@@ -135,7 +93,7 @@ def test_a_study_of_scaling_alone_has_its_answer_as_headline():
     assert emulated.arms[1].scaling is not None
 
 
-def test_arms_that_never_ran_in_the_same_round_are_not_one_arm_alone():
+def test_arms_without_a_common_round_are_not_one_arm_alone():
     shown = compared(single([*SLOW[:1], None]), runs("torch", "ddp", [None, *FAST[:1]]), repeats=2)
     assert shown.arms[1].scaling is None
     assert len(shown.claims) == 1
@@ -261,7 +219,7 @@ def test_results_of_several_machines_are_merged(tmp_path):
         collect([tmp_path / "one"], subject=["colour"])
 
 
-def test_the_widest_interval_is_of_arms_that_run_and_may_be_compared():
+def test_the_widest_interval_is_of_comparable_arms_that_run():
     fair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)]
     assert widest_interval(compared(*fair)) == pytest.approx(0.0127, abs=1e-4)  # 96% of one pair
     assert widest_interval(compared(fair[0], runs("torch", "ddp", SLOW, precision="bfloat16"))) is None
@@ -320,18 +278,6 @@ def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     assert [[warning.sentence for warning in row.warnings] for row in shown.arms] == [[sentence], []]
     assert sentence in as_html(shown)
     assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
-
-
-def stalled(arm, number, mean=0.5):
-    """The arm with a run that one step of 20 s has made slow; the others were as fast as ever."""
-    before = arm.runs[number - 1]
-    slow = SlowSteps(
-        largest_seconds=20.0, first=15, last=15, count=1, lost_seconds=19.7, images_per_second_without=110.9
-    )
-    step = before.step_seconds.model_copy(update={"median": 0.29, "mean": mean})
-    changes = {"images_per_second": 22.0, "steady_images_per_second": before.images_per_second}
-    arm.runs[number - 1] = before.model_copy(update={"slow_steps": slow, "step_seconds": step} | changes)
-    return arm
 
 
 def test_a_stall_is_named_everywhere_and_changes_no_claim():
@@ -412,11 +358,6 @@ def test_a_study_that_lacks_a_run_without_sync_is_partial():
     arm = runs("torch", "ddp", FAST)
     arm.without_sync = [*arm.runs[:5], None]
     assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are complete).")
-
-
-def renamed(name, arm):
-    arm.name = name
-    return arm
 
 
 def test_a_clear_claim_among_many_says_of_how_many():

@@ -54,7 +54,7 @@ def request(framework, mode, stages=None, device="cpu"):
         ("pipeline", None, "torch pipeline 1x2"),
     ],
 )
-def test_without_topologies_an_arm_has_two_replicas_or_one_that_is_split(mode, stages, expected):
+def test_an_arm_has_two_replicas_or_a_split_one_by_default(mode, stages, expected):
     (arm,), refusals = expand_arms([request("torch", mode, stages)], None, None, {})
     assert (arm.name, refusals) == (expected, [])
 
@@ -83,7 +83,7 @@ def test_a_reason_that_holds_for_several_arms_is_told_once():
     assert reasons_of(refusals) == ["tensorflow:single, tensorflow:mirrored: tensorflow is not installed"]
 
 
-def test_a_framework_that_cannot_use_the_gpus_is_refused_before_a_study_starts(install_gpus, monkeypatch):
+def test_a_framework_without_gpus_is_refused_before_a_study(install_gpus, monkeypatch):
     def require_cuda(framework, python):
         raise RequestError(f"the {framework} of {python} has no CUDA libraries")
 

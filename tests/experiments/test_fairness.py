@@ -3,99 +3,15 @@
 import pytest
 
 from dpcompare.backends.description import speed_variables
-from dpcompare.config.cluster import Cluster
-from dpcompare.config.placement import Placement
-from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.fairness_checks import CHECKS
-from dpcompare.results.result import Evaluation, NodeRecord, RunResult
-from dpcompare.system.gpu_state import GpuReading, GpuState
-
-SETTINGS = {
-    "optimizer": {"name": "adam", "betas": [0.9, 0.999], "epsilon": 1e-7},
-    "batchnorm_epsilon": 1e-3,
-    "dropout": 0.0,
-    "stochastic_depth": 0.0,
-    "tf32": False,
-    "compilation": "none",
-    "input_threads": 1,
-    "steps_per_window": 1,
-    "environment": {},
-    "allocator": "keeps memory",
-    "convolution_algorithms": "fixed",
-    "cores": 2,
-}
+from dpcompare.results.result import Evaluation
+from dpcompare.system.gpu_state import GpuReading
+from tests.support.results import gpu, on_gpus, result
 
 
-COMPUTED = {
-    "optimizer_steps": 45,
-    "optimizer_steps_asked": 45,
-    "images": 1438,
-    "images_asked": 1438,
-    "images_claimed": 1438,
-    "batch_digests": {1: "ab", 45: "cd"},
-    "first_gradient_norm": 0.5,
-    "first_evaluation_loss": 2.2,
-}
-
-
-def result(
-    framework="torch",
-    mode="ddp",
-    *,
-    settings=None,
-    workload=None,
-    placement=None,
-    computed=None,
-    reuse_batch=False,
-    **changes,
-):
-    config = RunConfig(
-        framework=framework,
-        mode=mode,
-        workload=Workload(**workload or {}),
-        placement=Placement(**placement or {}),
-        cluster=Cluster.partition(1 if mode == "single" else 2, device="cpu", num_cores=2),
-        reuse_batch=reuse_batch,
-    )
-    layout = "NCHW" if framework == "torch" else "NHWC"
-    fields = {
-        "status": "completed",
-        "framework": framework,
-        "mode": mode,
-        "num_nodes": 2,
-        "num_processes": 2,
-        "num_replicas": 2,
-        "device_type": "cpu",
-        "device_names": ["cpu:0", "cpu:1"],
-        "emulated": False,
-        "collective": "gloo" if framework == "torch" else "ring",
-        "model": config.workload.model,
-        "dataset": "digits",
-        "image_size": 64,
-        "global_batch_size": 32,
-        "precision": config.workload.precision,
-        "profile": config.workload.profile,
-        "images_per_second": 100.0,
-        "measured_steps": 40,
-        "wall_seconds": 30.0,
-        "train_loss": [2.0] * 45,
-        "evaluations": [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=359)],
-        "sample_order_sha256": "order",
-        "computed": COMPUTED | (computed or {}),
-        "store_sha256": "store",
-        "weights_sha256": "weights",
-        "threads_per_process": 1,
-        "settings": SETTINGS | {"memory_layout": layout} | (settings or {}),
-        "versions": {framework: "2"},
-        "config": config.model_dump(mode="json"),
-    }
-    return RunResult(**fields | changes)
-
-
-def test_one_rule_for_the_warm_up_may_find_another_number_of_steps_in_each_run():
+def test_one_rule_for_warm_up_may_find_other_steps_in_each_run():
     by_rule, fixed = (
         [result(workload={"warmup_steps": warmup}, measured_steps=steps) for steps in (35, 40)]
         for warmup in ("auto", 5)
@@ -114,7 +30,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all are equal that must be)"
 
 
-def test_replicas_on_one_gpu_are_compared_with_nothing_not_even_with_others_on_one():
+def test_replicas_on_one_gpu_are_compared_with_nothing():
     shared = result()
     shared = shared.model_copy(
         update={"config": shared.config | {"cluster": shared.config["cluster"] | {"shared": True}}}
@@ -210,7 +126,7 @@ def test_a_variable_inherited_from_the_shell_is_named(other):
     ]
 
 
-def test_variables_that_both_sides_have_or_that_change_no_speed_are_no_reason():
+def test_variables_of_both_sides_or_without_effect_are_no_reason():
     both = inherited(OMP_DYNAMIC="FALSE")
     quiet = inherited(OMP_DYNAMIC="FALSE", TF_CPP_MIN_LOG_LEVEL="3", TORCH_HOME="/data")
     assert compare([result(settings=both), result("tensorflow", "multiworker", settings=quiet)]).reasons == []
@@ -239,7 +155,7 @@ def test_the_losses_of_float64_agree_more_closely():
     assert [row.setting for row in compare(pair).rows if row.reason] == ["first loss"]
 
 
-def test_a_schedule_that_ends_elsewhere_has_other_losses_later_on():
+def test_a_schedule_that_ends_elsewhere_changes_later_losses():
     cosine = {"workload": {"precision": "float64", "schedule": "cosine"}, "precision": "float64"}
     pair = [result(**cosine), result(**cosine, train_loss=[2.0, 2.0, 2.1, 2.1])]
     assert "later losses" not in {row.setting for row in compare(pair).rows if row.reason}
@@ -330,17 +246,6 @@ def test_the_subject_of_a_comparison_may_differ():
         compare(pair, subject=["precison"])
 
 
-def on_gpus(*gpus):
-    node = NodeRecord(node_rank=0, host="here", device_names=["NVIDIA H100"], versions={}, gpus=list(gpus))
-    return result(device_type="gpu", device_names=["NVIDIA H100"], nodes=[node])
-
-
-def gpu(*, watts=700.0, link="18 NVLinks", **changes):
-    reading = GpuReading(power_limit_watts=watts)
-    fields = {"device": "0", "uuid": "GPU-a", "ecc": True, "links": {"GPU-b": link}, "before": reading}
-    return GpuState(**fields | changes)
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -365,7 +270,7 @@ def test_gpus_that_were_never_read_are_not_called_equal():
 
 
 @pytest.mark.parametrize("epsilon", [None, 1e-3])
-def test_a_model_without_batchnorm_has_no_epsilon_that_could_differ_or_be_unknown(epsilon):
+def test_a_model_without_batchnorm_has_no_epsilon_to_compare(epsilon):
     """Older releases wrote that of EfficientNet for every model."""
     one, other = (result(workload={"model": "mlp"}, settings={"batchnorm_epsilon": each}) for each in ("none", epsilon))
     assert "BatchNorm epsilon" not in {row.setting for row in compare([one, other]).rows if row.reason}

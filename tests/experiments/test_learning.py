@@ -10,62 +10,33 @@ import pytest
 
 from dpcompare.cli.report import print_comparison, print_summary
 from dpcompare.config.workload import Workload
-from dpcompare.experiments.analysis import analyse
-from dpcompare.experiments.collection import Collection, collect
+from dpcompare.experiments.collection import collect
 from dpcompare.experiments.rounds import confusion
-from dpcompare.experiments.study import Arm, Study
+from dpcompare.experiments.study import Study
 from dpcompare.report.charts import accuracy_over_seconds, accuracy_over_steps
 from dpcompare.report.formats import COLUMNS, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import as_text
-from dpcompare.results.computed import Evaluation, TrainingCost
+from dpcompare.results.computed import Evaluation
 from dpcompare.results.predictions import Predictions
-from tests.experiments.test_accuracy_statistics import BETTER, NEARLY, SEEDS
-from tests.experiments.test_analysis import runs, single
-from tests.experiments.test_study import arm, study
-
-SPEEDS = [100.0 + number for number in range(8)]
-
-
-def varied(made, accuracies, *, target=None, stop_at_target=False, **changes):
-    """The same arm, each round with a seed of its own."""
-    made.varies_seed = True
-    made.config = made.config.model_copy(update={"target_accuracy": target, "stop_at_target": stop_at_target})
-    made.runs = [
-        None
-        if run is None
-        else run.model_copy(
-            update={
-                "sample_order_sha256": f"order {number}",
-                "weights_sha256": f"weights {number}",
-                "train_loss": [2.0 + number / 100] * 45,
-                "evaluations": [Evaluation(epoch=1, step=45, loss=1 - accuracy, accuracy=accuracy, count=400)],
-                "config": run.config
-                | {"target_accuracy": target, "stop_at_target": stop_at_target}
-                | {"workload": run.config["workload"] | {"seed": number, **changes.get("workload", {})}},
-                **{name: value for name, value in changes.items() if name != "workload"},
-            }
-        )
-        for number, (run, accuracy) in enumerate(zip(made.runs, accuracies, strict=True), start=1)
-    ]
-    for each in made.runs:
-        each.computed.batch_digests.clear()
-    return made
-
-
-def ddp(accuracies=SEEDS, **changes):
-    return varied(runs("torch", "ddp", SPEEDS), accuracies, **changes)
-
-
-def multiworker(accuracies=SEEDS, **changes):
-    return varied(runs("tensorflow", "multiworker", SPEEDS), accuracies, **changes)
-
-
-def compared(*arms, subject=()):
-    for each in arms:
-        each.plan = each.plan.__class__(rounds=8)
-    return analyse(Collection(arms=list(arms), repeats=8, subject=subject))
+from tests.support.arms import runs, single
+from tests.support.learning import (
+    BETTER,
+    EARLY,
+    LATE,
+    NEARLY,
+    NEVER,
+    SECONDS,
+    SEEDS,
+    SPEEDS,
+    compared,
+    ddp,
+    evaluated,
+    multiworker,
+    varied,
+)
+from tests.support.studies import arm, study
 
 
 def test_what_a_seed_decides_is_judged_within_each_round():
@@ -122,7 +93,7 @@ def test_the_same_sentence_is_everywhere():
         ("from file", "shared by all arms; it determines the sample order and the "),
     ],
 )
-def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, expected, capsys):
+def test_every_report_says_what_varies_with_weights_of_a_file(classifier, expected, capsys):
     workload = {"weights": "photos.safetensors", "augment": ["flip"]}
     arms = [ddp(workload=workload), multiworker(workload=workload)]
     for each in arms:
@@ -163,7 +134,7 @@ def test_seeds_that_differ_within_a_round_are_no_pair():
     assert compared(*same_seed).learning is None  # rounds that repeat one training
 
 
-def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
+def test_what_decides_speed_alone_is_no_reason():
     slower = compared(ddp(), multiworker(emulated=True, profile="native", measured_steps=39))
     assert slower.claims[0].outcome == "NOT COMPARABLE"
     assert slower.headline.startswith("NOT COMPARABLE: the speeds of no two arms may be compared")
@@ -176,7 +147,7 @@ def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
     assert of_accuracy(about_it)[0].outcome == "higher"
 
 
-def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images():
+def test_one_device_is_compared_where_batchnorm_sees_as_much():
     def one(**changes):
         return varied(single(SPEEDS), NEARLY, **changes)
 
@@ -189,7 +160,7 @@ def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images
     assert without.outcome == "the same within the margin"
 
 
-def test_running_statistics_that_move_twice_a_step_are_those_of_another_model():
+def test_statistics_that_move_twice_a_step_are_of_another_model():
     def one(**workload):
         return varied(single(SPEEDS), NEARLY, workload={"accumulate": 2} | workload)
 
@@ -198,42 +169,6 @@ def test_running_statistics_that_move_twice_a_step_are_those_of_another_model():
     again = {"batchnorm_recompute": 20}
     recomputed = of_accuracy(compared(one(**again), ddp(workload=again)))[0]
     assert recomputed.outcome == "the same within the margin"
-
-
-def saved(folder, *arms, rounds=8):
-    """A study of these arms on disk, as the first of their rounds left it."""
-    made = Study(arms=[Arm(name=each.name, config=each.config) for each in arms], repeats=rounds, vary_seed=True)
-    made.save(folder)
-    for of, each in zip(made.arms, arms, strict=True):
-        for number, run in zip(made.rounds, each.runs[:rounds], strict=True):
-            run_dir = made.run_dir(folder, number, of)
-            run_dir.mkdir(parents=True)
-            run.save(run_dir)
-    return folder
-
-
-def evaluated(made, accuracies, seconds):
-    """Each round evaluated after 15, 30 and 45 steps, a step taking so many seconds."""
-    made.runs = [
-        run.model_copy(
-            update={
-                "evaluations": [
-                    Evaluation(epoch=1, step=step, loss=1 - accuracy, accuracy=accuracy, count=400)
-                    for step, accuracy in zip((15, 30, 45), of_round, strict=True)
-                ],
-                "evaluation_costs": [
-                    TrainingCost(step=step, images=32 * step, seconds=step * of_step, joules=None)
-                    for step in (15, 30, 45)
-                ],
-            }
-        )
-        for run, of_round, of_step in zip(made.runs, accuracies, seconds, strict=True)
-    ]
-    return made
-
-
-EARLY, LATE, NEVER = (0.5, 0.75, 0.8), (0.4, 0.6, 0.8), (0.4, 0.5, 0.6)
-SECONDS = [0.1, 0.11, 0.1, 0.12, 0.1, 0.1, 0.11, 0.1]
 
 
 def test_the_arm_that_needs_less_training_time_is_there_first():
@@ -257,7 +192,7 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     assert {"accuracy-over-step", "accuracy-over-seconds"} <= set(re.findall(r'id="plot-([\w-]+)"', page))
 
 
-def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
+def test_an_arm_that_never_gets_there_makes_no_ratio():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
     shown = compared(first, second)
@@ -279,7 +214,7 @@ def test_a_seed_that_takes_long_is_not_trimmed():
     assert made.ratio == pytest.approx(1.5 ** (2 / 12))
 
 
-def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
+def test_a_resumed_round_is_told_without_a_ratio_of_times():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)
     costs = [cost.model_copy(update={"seconds": None}) for cost in second.runs[2].evaluation_costs]
@@ -329,7 +264,7 @@ def test_every_report_says_what_an_arm_needed(varies, capsys):
     assert sentence in as_html(shown)
 
 
-def test_accuracies_of_one_seed_are_said_to_be_so_beside_a_target_too():
+def test_accuracies_of_one_seed_are_told_beside_a_target_too():
     arms = [evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS), evaluated(multiworker(target=0.7), [NEVER] * 8, SECONDS)]
     for each in arms:
         each.varies_seed = False
@@ -367,7 +302,7 @@ def test_the_energy_to_the_target_is_told_where_it_is_counted(tmp_path, capsys):
     assert "3.0 s of training, 300 J" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
+def test_a_resumed_run_that_ends_at_once_says_what_is_unknown(tmp_path, capsys):
     run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
     costs = [cost.model_copy(update={"seconds": None}) for cost in run.evaluation_costs]
     resumed = {"evaluation_costs": costs, "images_per_second": None, "measured_steps": 0}
@@ -385,7 +320,7 @@ def test_several_studies_are_said_not_to_be_judged_together():
     assert shown.not_judged[0].endswith("report each study alone.")
 
 
-def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy(capsys):
+def test_runs_that_end_at_their_target_are_compared_by_time(capsys):
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
     second.runs = [run.model_copy(update={"train_loss": run.train_loss[:30]}) for run in second.runs]
@@ -408,7 +343,8 @@ def predicted(*classes):
     return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
 
 
-def test_predictions_are_counted_per_class_and_compared_sample_by_sample(monkeypatch):
+@pytest.mark.seconds
+def test_predictions_are_counted_by_class_and_compared_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)
     first.predictions = [right, wrong]

@@ -131,7 +131,7 @@ def test_five_rounds_have_an_interval_but_no_claim():
     assert made.interval[0] > 1
 
 
-def test_holm_judges_the_clearest_first_and_stops_where_one_is_not_clear():
+def test_holm_judges_the_clearest_first_and_stops_where_unclear():
     assert holm([0.001, 0.2, 0.014, 0.02], 0.04) == pytest.approx([0.04 / 4, 0.04 / 3, 0.04 / 3, 0.04 / 3])
     assert holm([0.001, 0.2, 0.011, 0.04], 0.04) == pytest.approx([0.04 / 4, 0.04 / 2, 0.04 / 3, 0.04 / 2])
     assert holm([0.5], 0.04) == [0.04]
@@ -144,7 +144,7 @@ def test_all_looks_together_spend_what_is_allowed():
     assert sum(levels) == pytest.approx(0.05)
 
 
-def test_an_interval_leaves_1_out_where_something_is_claimed_and_only_there():
+def test_an_interval_leaves_1_out_where_something_is_claimed():
     generator = np.random.default_rng(0)
     for _ in range(50):
         speeds = 100 * np.exp(0.02 * generator.standard_normal((8, 6)) + np.linspace(0, 0.1, 6))
@@ -164,6 +164,7 @@ def calibrated():
     return [calibration.measured(calibration.NOISES[name], studies=100, seed=2) for name in names]
 
 
+@pytest.mark.seconds
 def test_six_equal_arms_are_rarely_told_apart(calibrated):
     for found in calibrated:
         assert max(found["now"].false_of_six_arms) < 0.1  # 5%, and what 100 studies may have by chance
@@ -176,14 +177,14 @@ def test_a_round_added_until_a_claim_appears_does_not_make_one(calibrated):
     assert calibrated[0]["before"].false_by_hand > 0.1
 
 
-def test_a_pair_that_was_named_beforehand_is_found_among_six_arms(calibrated):
+def test_a_pair_named_beforehand_is_found_among_six_arms(calibrated):
     for found in calibrated:
         assert min(found["now"].true_of_named) > 0.97
         assert max(found["now"].false_of_named) < 0.12
         assert found["now"].true_of_six_arms[0] < found["now"].true_of_named[0]
 
 
-def test_the_other_pairs_of_a_named_one_are_shown_and_not_claimed():
+def test_pairs_beside_a_named_one_are_shown_and_not_claimed():
     ratio = paired_ratio(FASTER, SIX)
     pairs = [
         RatioPair(first="a", second="b", ratio=ratio),
@@ -208,7 +209,7 @@ def test_stalls_do_not_hide_ten_percent(calibrated):
     assert max(stalls["before"].true_of_pair) < 0.5
 
 
-def test_what_is_not_speed_is_named_also_where_nothing_is_claimed():
+def test_what_is_not_speed_is_named_without_a_claim_too():
     pairs = [
         RatioPair(first="a", second="b", ratio=None),
         RatioPair(first="a", second="c", ratio=None, unequal=["data"]),

@@ -4,28 +4,12 @@ import numpy as np
 import pytest
 
 from dpcompare.experiments.variants import JUDGED, StepParts
-
-STEPS = 60
-
-
-def constant(*processes):
-    return [[seconds] * STEPS for seconds in processes]
+from tests.support.step_parts import STEPS, SYNCHRONOUS, constant
 
 
 def rounds(*, num_rounds=6, **variants):
     names = {name: name.replace("_", " ") for name in variants}
     return [{names[name]: seconds for name, seconds in variants.items()} for _ in range(num_rounds)]
-
-
-SYNCHRONOUS = {
-    # Process 1 needs 100 ms to compute, the other 80, of which 30 are for the images; input takes 20, the exchange 50.
-    "as_it_is": constant(0.170, 0.170),
-    "no_exchange": constant(0.100, 0.120),
-    "no_input": constant(0.150, 0.150),
-    "computing_alone": constant(0.080, 0.100),
-    "larger_batch": constant(0.170, 0.190),
-    "one_device": constant(0.060),
-}
 
 
 def of(seconds, *, alone="computing alone", waits_within=False):
@@ -52,7 +36,7 @@ def test_every_part_of_a_synchronous_step_is_found_at_its_size():
     assert parts.slowest_ratio == pytest.approx(1.25)
 
 
-def test_input_and_exchange_that_hide_each_other_are_saved_only_together():
+def test_input_and_exchange_hide_each_other_and_save_together():
     """Each takes 50 ms alongside 100 of computing, and the two run at once."""
     overlapping = {"as_it_is": constant(0.150), "no_exchange": constant(0.150), "no_input": constant(0.150)}
     alone = {"computing_alone": constant(0.100), "larger_batch": constant(0.400)}
@@ -76,13 +60,13 @@ def test_a_single_device_has_input_launching_and_computing():
     assert milliseconds(parts) == {"input": 60.0, "launching": 30.0, "computing": 10.0}
 
 
-def test_a_mode_without_a_step_without_exchange_is_held_against_one_device():
+def test_a_step_that_must_exchange_is_held_against_one_device():
     seconds = {"as_it_is": constant(0.1), "no_input": constant(0.09), "one_device": constant(0.05)}
     parts = of(rounds(**seconds, larger_batch=constant(0.14)), alone="one device")
     assert milliseconds(parts) == {"input": 10.0, "devices": 40.0, "launching": 20.0, "computing": 30.0}
 
 
-def test_what_did_not_complete_is_left_out_and_nothing_else_is_taken_for_it():
+def test_what_did_not_complete_is_left_out_unreplaced():
     left = {name: value for name, value in SYNCHRONOUS.items() if name not in ("one_device", "computing_alone")}
     found = of(rounds(**left)).shares
     assert found.keys() == {"input", "exchange"}
@@ -103,6 +87,7 @@ def test_stalls_and_drift_from_round_to_round_change_no_share():
     assert shares["exchange"].interval == pytest.approx((50 / 170, 50 / 170))
 
 
+@pytest.mark.seconds
 def test_intervals_cover_the_truth_and_few_rounds_have_none():
     """150 studies whose runs differ by 3% each: all parts that are judged share 4% of misses."""
     assert of(rounds(num_rounds=4, **SYNCHRONOUS)).shares["input"].interval is None

@@ -2,29 +2,17 @@
 
 import pytest
 
-from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.arms import estimate_seconds
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
-from dpcompare.experiments.study import Arm, Study, ablated, hold, open_study
-from tests.experiments.test_fairness import result
+from dpcompare.experiments.study import Study, ablated, hold, open_study
 from tests.support.recorded import INPUTS
+from tests.support.results import result
+from tests.support.studies import arm, study
 
 
-def arm(name="torch single 1x1", mode="single", framework="torch", nodes=1, devices=1, **workload):
-    chosen = Workload(**{"model": "mlp", "image_size": 8, "steps": 4, "warmup_steps": 1} | workload)
-    cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
-    return Arm(name=name, config=RunConfig(framework=framework, mode=mode, workload=chosen, cluster=cluster))
-
-
-def study(**changes):
-    arms = tuple(arm(name=f"arm {letter}") for letter in "abcd")
-    return Study(**{"arms": arms, "repeats": 40} | changes)
-
-
+@pytest.mark.seconds
 def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():
     orders = [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
     assert all(sorted(order) == ["arm a", "arm b", "arm c", "arm d"] for order in orders)
@@ -123,7 +111,7 @@ def _collected(begun, folder):
     return collect([folder]).arms
 
 
-def test_intervals_that_ended_the_rounds_are_judged_more_strictly(tmp_path):
+def test_intervals_that_ended_rounds_are_judged_more_strictly(tmp_path):
     begun = study(repeats=8, stopped_by="every interval is within 2%")
     begun.save(tmp_path)
     plan = _collected(begun, tmp_path)[0].plan
@@ -148,7 +136,7 @@ def test_adding_rounds_is_one_look_unless_it_is_broken_off(tmp_path):
     assert (broken_off.repeats, broken_off.adding, broken_off.looks) == (7, False, (7,))
 
 
-def test_a_collected_study_claims_nothing_before_its_rounds_are_made(tmp_path):
+def test_a_study_claims_nothing_before_its_rounds_are_made(tmp_path):
     begun = study(repeats=8, looks=(6,))
     begun.save(tmp_path)
     begun.run_dir(tmp_path, 1, begun.arms[0]).mkdir(parents=True)

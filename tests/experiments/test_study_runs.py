@@ -11,9 +11,9 @@ from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
-from tests.experiments.test_fairness import result
-from tests.experiments.test_study import arm, study
 from tests.support.command import invoke
+from tests.support.results import result
+from tests.support.studies import arm, study
 
 
 def test_a_half_written_result_counts_as_not_made(tmp_path):
@@ -35,7 +35,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     assert ended.stopped_by == "there was nothing to wait for: no two arms that run may be compared"
 
 
-def test_rounds_that_are_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
+def test_rounds_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
     monkeypatch.setattr(study_runs, "run_study", lambda study, *arguments, **options: None)
     monkeypatch.setattr(study_runs, "results", lambda study, folder: [(study.arms[0], 6, result())])
     widths = iter([0.05, 0.03, 0.019])

@@ -13,7 +13,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.variants import FEWEST, MOST, run_to_explain, to_explain, variants_of
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.run_dir import RESULT_FILE
-from tests.experiments.test_fairness import result
+from tests.support.results import result
 
 
 def config(framework="torch", mode="ddp", nodes=2, devices=1, workload=None, **fields):

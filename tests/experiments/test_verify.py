@@ -30,10 +30,9 @@ from dpcompare.models.architectures import MODELS
 from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import CONFIG_FILE
 from tests.support.command import invoke
+from tests.support.contenders import ALL, BOTH
 from tests.support.faults import FAULTS
 
-BOTH = ("torch", "tensorflow")
-ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
 OF_JAX = ("single", "spmd", "multiprocess")
 
 
@@ -264,14 +263,12 @@ def test_on_the_cpu_tolerances_are_those_of_its_table(name, precision):
         ("training logits", "float32", (None, np.nan), None),
     ],
 )
-def test_on_gpus_a_tolerance_is_the_stated_one_or_more_where_the_gpu_differs_from_itself(
-    name, precision, floors, expected
-):
+def test_a_gpu_that_differs_from_itself_widens_a_tolerance(name, precision, floors, expected):
     drift, repeated = floors
     assert tolerance_of(name, precision, on_gpu=True, drift=drift, repeated=repeated) == expected
 
 
-def test_the_tolerances_of_gpus_are_of_known_checks_and_wider_by_ten_times_at_most():
+def test_tolerances_of_gpus_are_at_most_ten_times_wider():
     for name, of_precision in GPU_TOLERANCES.items():
         for precision, tolerance in of_precision.items():
             assert TOLERANCES[name][precision] < tolerance <= TOLERANCES[name][precision] * 10.01
@@ -305,7 +302,7 @@ def on_gpus(healthy, install_gpus, monkeypatch):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_on_gpus_one_of_each_framework_runs_twice_and_the_larger_floor_is_shown(on_gpus):
+def test_on_gpus_the_floor_is_shown_of_one_that_runs_twice(on_gpus):
     chosen, ran, _ = on_gpus
     again = {contender.framework: contender for contender in reversed(chosen.contenders)}
     assert set(again) == {"torch", "tensorflow"}
@@ -391,7 +388,7 @@ def test_every_check_has_a_fault_or_a_change_that_it_catches():
     assert set(TOLERANCES) <= shown
 
 
-def test_every_fault_that_changes_numbers_is_caught_by_a_check_of_verify():
+def test_every_fault_that_changes_numbers_is_caught_by_verify():
     for name, fault in FAULTS.items():
         assert (fault.caught_by is not None) == fault.changes_numbers, name
 
@@ -471,7 +468,7 @@ ONE_DEVICE = [
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "first_group")
-def test_a_side_that_crashes_is_a_failed_check_and_fails_the_command(tmp_path, monkeypatch):
+def test_a_side_that_crashes_fails_its_check_and_the_command(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = invoke("verify", "--modes", "single", *ONE_DEVICE)

@@ -8,8 +8,8 @@ from dpcompare.cli.verify import verify as verify_command
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
 from dpcompare.experiments.verify_runs import config_of
 from stress.injection import injected, write_sitecustomize
-from tests.experiments.test_verify import ALL, BOTH
 from tests.support.command import invoke
+from tests.support.contenders import ALL, BOTH
 
 
 def test_a_plan_covers_every_mode_at_every_number_of_replicas():
@@ -35,7 +35,7 @@ def quick_plan(**options):
     )
 
 
-def test_a_quick_plan_has_the_big_model_on_one_device_only_and_says_nothing_twice():
+def test_a_quick_plan_has_the_big_model_on_one_device_only():
     assert [(g.described, g.workload.precision, len(g.to_run)) for g in quick_plan()] == [
         ("efficientnet-b2, adam", "float32", 2),
         ("toy-bn, sgd", "float32", 4),
@@ -125,7 +125,7 @@ def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
     assert [line.split(":")[0] for line in document["not_compared"]] == [named]
 
 
-def test_all_data_parallel_modes_of_the_named_frameworks_are_verified_by_default():
+def test_all_data_parallel_modes_are_verified_by_default():
     """Of JAX it was `single` alone."""
     (modes,) = (option.default for option in verify_command.params if option.name == "modes")
     assert modes == "single,dp,ddp,mirrored,multiworker,spmd,multiprocess"
@@ -135,7 +135,7 @@ def test_all_data_parallel_modes_of_the_named_frameworks_are_verified_by_default
     assert {contender.mode for contender in groups[0].contenders} == {"dp", "ddp", "spmd", "multiprocess"}
 
 
-def test_against_the_cpu_every_mode_runs_on_both_also_with_one_replica():
+def test_against_the_cpu_every_mode_runs_on_both():
     modes = ["single", "ddp", "fsdp"]
     chosen = {"model": "toy-bn", "replicas": [1], "precisions": ["float64"], "quick": True}
     (group, *_) = plan_groups(["torch"], modes, against="cpu", **chosen)
@@ -198,7 +198,7 @@ def test_what_differs_on_one_side_alone_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.torch
-def test_where_there_is_one_gpu_replicas_share_it_or_are_on_the_cpu(install_gpus):
+def test_replicas_share_the_only_gpu_or_are_on_the_cpu(install_gpus):
     install_gpus("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)\n")
     modes = ["dp", "ddp", "fsdp", "fabric", "pipeline"]
     chosen = {"model": "toy-bn", "replicas": [2], "precisions": ["float64"], "quick": True}

@@ -41,7 +41,7 @@ def config(framework="torch", mode="ddp", nodes=1, devices=2, *, stages=1, **wor
         (config("tensorflow", "parameter-server", nodes=3, devices=1), "torch single", None),
     ],
 )
-def test_a_run_is_proved_by_the_other_framework_and_by_one_device(run, counterpart, one_device):
+def test_the_other_framework_and_one_device_prove_a_run(run, counterpart, one_device):
     group = group_like(run, None, {}, {})
     own, other = group.contenders
     assert (own.framework, own.mode, own.stages) == (run.framework, run.mode, run.stages)
@@ -49,7 +49,7 @@ def test_a_run_is_proved_by_the_other_framework_and_by_one_device(run, counterpa
     assert str(group.baseline).startswith(str(one_device))
 
 
-def test_the_workload_is_that_of_the_run_for_a_few_steps_and_with_what_is_asked_for():
+def test_the_workload_is_the_runs_for_a_few_steps():
     run = config(seed=7, image_size=48, augment=("flip",), batchnorm_momentum=0.99, profile="native", optimizer="sgd")
     group = group_like(run, "float64", {"image_size": 50}, {})
     changed = {"image_size": 50, "precision": "float64", "epochs": None, "steps": STEPS, "warmup_steps": 0}
@@ -67,7 +67,7 @@ def test_the_workload_is_that_of_the_run_for_a_few_steps_and_with_what_is_asked_
         ({"optimizer": "adam", "precision": "bfloat16"}, None, "bfloat16"),
     ],
 )
-def test_small_models_with_adam_are_proved_where_rounding_does_not_become_steps(workload, asked, expected):
+def test_adam_proves_small_models_where_rounding_is_no_step(workload, asked, expected):
     assert group_like(config(**workload), asked, {}, {}).workload.precision == expected
 
 
@@ -188,7 +188,7 @@ def test_options_that_contradict_a_run_are_refused(run_dir, arguments, message):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_replicas_are_proved_with_the_other_framework_and_one_device(train_once):
+def test_the_other_framework_and_one_device_prove_replicas(train_once):
     run = config(
         dataset="synthetic-mini",
         global_batch_size=16,

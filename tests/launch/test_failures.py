@@ -56,6 +56,7 @@ def test_a_gpu_without_memory_is_told_with_what_needs_less(tmp_path, tracebacks)
     assert last == REMEDY
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("line", "is_told"), [(ABORTED, True), (TRIED_AGAIN, False), ("Segmentation fault", False)])
 def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
     log = log_path(tmp_path, 0, 0)
@@ -78,7 +79,7 @@ NO_MORE_THREADS = [
 
 @pytest.mark.parametrize("line", NO_MORE_THREADS)
 @pytest.mark.parametrize("vanished", [[], [0]], ids=["before it started", "as it trained"])
-def test_threads_that_the_system_refused_are_told_from_anywhere_in_the_log(tmp_path, line, vanished):
+def test_refused_threads_are_told_from_anywhere_in_the_log(tmp_path, line, vanished):
     """OpenBLAS raises SIGINT, of which Python writes a traceback."""
     log = log_path(tmp_path, 0, 0) if vanished else node_log_path(tmp_path, 0)
     log.parent.mkdir(exist_ok=True)
@@ -88,7 +89,7 @@ def test_threads_that_the_system_refused_are_told_from_anywhere_in_the_log(tmp_p
     assert f"(SIGINT): the system refused to start another thread ({line}); raise its limit on processes" in said
 
 
-def test_a_thread_that_an_exception_missed_is_told_with_the_limit_to_raise(tmp_path):
+def test_a_missing_thread_is_told_with_the_limit_to_raise(tmp_path):
     *_, last = raised(tmp_path / "thread", config(), f"Traceback\n  thread.start()\n{NO_MORE_THREADS[1]}")
     assert last == (
         "the system refused to start another thread (RuntimeError: can't start new thread); raise its limit on "
@@ -98,7 +99,7 @@ def test_a_thread_that_an_exception_missed_is_told_with_the_limit_to_raise(tmp_p
     assert "thread" not in last
 
 
-def test_gpus_behind_a_switch_that_nobody_has_set_up_are_told_what_is_missing(tmp_path):
+def test_gpus_behind_an_idle_switch_are_told_what_is_missing(tmp_path):
     error = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
     *_, last = raised(tmp_path / "switch", config(), f"Traceback\n{error}")
     assert "systemctl start nvidia-fabricmanager" in last
@@ -119,7 +120,7 @@ def test_the_limit_on_threads_is_told_once(tmp_path):
     assert why_it_failed(two, tmp_path, outcome).count("raise its limit on processes") == 1
 
 
-def test_a_process_that_was_killed_did_not_end_for_want_of_a_thread(tmp_path):
+def test_a_killed_process_did_not_end_for_want_of_a_thread(tmp_path):
     """A library may do with fewer than it asked for."""
     log = log_path(tmp_path, 0, 0)
     log.parent.mkdir()
@@ -138,7 +139,7 @@ def test_a_process_that_was_killed_did_not_end_for_want_of_a_thread(tmp_path):
         (-signal.SIGSEGV, "it was killed (by a signal"),
     ],
 )
-def test_memory_is_the_cause_where_the_kernel_may_have_killed_the_process(tmp_path, status, cause):
+def test_memory_is_the_cause_where_the_kernel_may_have_killed(tmp_path, status, cause):
     outcome = LaunchOutcome(nodes={0: status}, vanished=[0], out_of_memory={0})
     said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome)
     assert f": {cause}" in said.splitlines()[0]
@@ -163,7 +164,7 @@ def test_memory_that_ran_out_on_another_machine_is_not_the_cause(tmp_path):
     assert "memory ran out" in second
 
 
-def test_what_ended_the_machines_comes_before_what_their_processes_say(tmp_path):
+def test_what_ended_machines_comes_before_what_processes_say(tmp_path):
     outcome = LaunchOutcome(nodes={0: 1}, vanished=[0], cause="Slurm job 7 was preempted")
     said = why_it_failed(config(device="cpu"), tmp_path, outcome)
     assert said.startswith("Slurm job 7 was preempted\nlast steps:")

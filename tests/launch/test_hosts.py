@@ -280,7 +280,7 @@ def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkey
     assert rendezvous.why_stopped(0) == "no sign of life came for 180 s from the process that started the run"
 
 
-def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
+def test_a_job_may_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 1)
@@ -361,7 +361,7 @@ def test_an_engine_that_cannot_tell_is_not_waited_for(tmp_path):
     assert watch.is_over()
 
 
-def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_that_were_stopped(tmp_path, monkeypatch):
+def test_an_engine_is_waited_for_and_stopped_processes_are_not(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
@@ -378,7 +378,7 @@ def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_tha
     assert watch.is_over()
 
 
-def test_what_stops_a_run_that_has_failed_already_is_not_its_cause(tmp_path):
+def test_what_stops_a_failed_run_is_not_its_cause(tmp_path):
     rendezvous = Rendezvous.open(tmp_path, 2)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=False, processes_per_node=1)
     rendezvous.write_outcome(end(0, status=1))
@@ -388,7 +388,7 @@ def test_what_stops_a_run_that_has_failed_already_is_not_its_cause(tmp_path):
     assert outcome.reasons[-1] == "no end after 3 s"
 
 
-def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
+def test_a_name_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
     monkeypatch.setattr("dpcompare.launch.rendezvous.socket.gethostbyname", lambda name: "127.0.1.1")
     assert local_address("127.0.1.1") == "127.0.1.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
@@ -487,7 +487,7 @@ def test_a_link_does_not_make_up_for_a_pause():
         ("1000gbit", ("", "tbf rate 1000gbit burst 62569632b limit 1073741824b")),
     ],
 )
-def test_the_bucket_of_a_link_holds_a_packet_and_half_a_millisecond(rate, told):
+def test_a_links_bucket_holds_a_packet_and_half_a_millisecond(rate, told):
     assert _limits(rate) == told
 
 
@@ -576,6 +576,7 @@ def test_a_namespace_is_gone_with_whoever_made_it():
     assert not is_alive(network.pid)
 
 
+@pytest.mark.process
 def test_ssh_that_is_refused_on_one_host_ends_the_run_at_once(tmp_path, monkeypatch):
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = refused ] && exit 255\nexec sleep 60\n')

@@ -27,15 +27,7 @@ from dpcompare.launch.inputs import (
 )
 from dpcompare.models.sealed import is_whole
 from dpcompare.system.cache import cache_dir
-
-
-def config(**workload):
-    chosen = Workload(**{"model": "mlp", "image_size": 8} | workload)
-    return RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
-
-
-def inputs(**workload):
-    return prepare_inputs(config(**workload)).inputs
+from tests.support.inputs import config, inputs
 
 
 def test_equal_requests_share_their_files():
@@ -137,7 +129,7 @@ def test_a_pipe_in_the_place_of_weights_is_replaced():
     assert path.read_bytes() == content
 
 
-def test_what_a_shared_cache_holds_can_be_read_by_all_whom_the_umask_lets():
+def test_a_shared_cache_is_read_by_all_whom_the_umask_lets():
     umask = os.umask(0o002)
     try:
         found = inputs(seed=40, image_size=10)
@@ -168,7 +160,7 @@ import resource, sys
 from pathlib import Path
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from tests.launch.test_inputs import inputs
+from tests.support.inputs import inputs
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 try:
     inputs(image_size=32)
@@ -177,6 +169,7 @@ except RequestError as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("room", "message"),
     [(200_000, "the store cannot be written below"), (5_000_000, "weights cannot be written below")],
@@ -198,7 +191,7 @@ def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
         inputs(dataset=str(tmp_path / "store"))
 
 
-def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp_path):
+def test_crop_needs_a_margin_that_a_users_store_may_lack(photos, tmp_path):
     prepare(photos, tmp_path / "store", 8)
     crop = config(dataset=str(tmp_path / "store"), augment=("crop",), steps=6)
     for check in (check_inputs, prepare_inputs):
@@ -210,7 +203,7 @@ def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp
     assert open_store(found.store).split("train").images.shape[1:] == (11, 11, 3)
 
 
-def test_crop_of_a_folder_is_prepared_with_a_margin_beside_the_store_without_one(photos):
+def test_crop_of_a_folder_is_prepared_in_a_store_of_its_own(photos):
     without, with_crop = (inputs(dataset=str(photos), augment=names, steps=6) for names in ((), ("crop",)))
     assert without.store != with_crop.store
     assert [open_store(each.store).manifest.margin for each in (without, with_crop)] == [0, 1]
@@ -237,7 +230,7 @@ def test_an_epoch_that_is_all_warm_up_is_refused(photos):
         inputs(dataset=str(photos), warmup_steps=5)
 
 
-def test_few_images_leave_a_step_to_be_measured_where_no_warm_up_was_asked_for(photos):
+def test_few_images_leave_a_step_to_be_measured(photos):
     workload = Workload(model="mlp", image_size=8, dataset=str(photos), global_batch_size=4)
     cluster = Cluster.partition(1, 1, device="cpu")
     prepared = prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))
@@ -261,6 +254,7 @@ def test_nothing_is_left_in_the_cache_but_whole_files():
     assert not list(Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*"))
 
 
+@pytest.mark.process
 def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch):
     """Three commands at once: each verified it, removed it, and prepared it again under the others."""
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
@@ -269,7 +263,7 @@ def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch
         images.seek(200)
         images.write(b"damaged")
     code = (
-        "import tests.launch.test_inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
+        "import tests.support.inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
         "with mock.patch.object(i, 'prepare_source', wraps=i.prepare_source) as prepared:\n"
         "    print(t.inputs(dataset='synthetic-mini', warmup_steps=1).store_sha256, prepared.call_count)"
     )

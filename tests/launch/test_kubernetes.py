@@ -51,7 +51,7 @@ def test_a_job_without_a_name_gets_one_that_kubernetes_takes():
 
 
 @pytest.mark.parametrize(("mode", "kind"), MODES)
-def test_pods_have_shared_memory_for_nccl_and_keep_compiled_kernels(mode, kind):
+def test_pods_have_shared_memory_and_keep_compiled_kernels(mode, kind):
     _, job = planned(mode)["items"]
     if kind == "TrainJob":
         (patch,) = job["spec"]["runtimePatches"]

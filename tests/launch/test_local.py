@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -12,25 +11,11 @@ import pytest
 
 from dpcompare.launch import local as launcher
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
-from dpcompare.launch.plan import NodeProcess, TrainingProcess
 from dpcompare.results.events import Started, StepsTrained
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
 from tests.support.command import with_default_signals
-
-
-def node(rank, code, **env):
-    process = TrainingProcess(process_rank=rank, local_rank=0, devices=(f"cpu:{rank}",))
-    argv = (sys.executable, "-c", textwrap.dedent(code))
-    return NodeProcess(node_rank=rank, argv=argv, env=env, processes=(process,))
-
-
-GENEROUS = Deadlines(start=60, progress=60)
-
-
-def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS, **options):
-    (run_dir / "logs").mkdir(exist_ok=True)
-    return launcher.launch(nodes, run_dir, deadlines, observe, **options)
+from tests.support.processes import SLEEP_AND_TELL, launch, node, wait_until
 
 
 def is_running(pid):
@@ -40,19 +25,8 @@ def is_running(pid):
         return False
 
 
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-SLEEP_AND_TELL = (
-    "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
-)
-
-
-def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
+@pytest.mark.process
+def test_all_nodes_end_with_their_own_environment_and_log(tmp_path):
     code = "import os; print('node', os.environ['NAME'])"
     outcome = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
     assert outcome.nodes == {0: 0, 1: 0}
@@ -60,6 +34,7 @@ def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path)
     assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
 
 
+@pytest.mark.process
 def test_the_first_failure_stops_the_others(tmp_path):
     start = time.monotonic()
     pid_file = tmp_path / "pid"
@@ -76,7 +51,7 @@ INTERRUPTED_IN_A_FORK = """
 import os, signal, sys
 from pathlib import Path
 from dpcompare.launch import local as launcher
-from tests.launch.test_local import GENEROUS, SLEEP_AND_TELL, launch, node
+from tests.support.processes import GENEROUS, SLEEP_AND_TELL, launch, node
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
 try:
     launch(Path.cwd(), *(node(rank, SLEEP_AND_TELL, PID_FILE=f"pid{rank}") for rank in range(2)))
@@ -85,6 +60,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.process
 def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
     """The trap: Python calls its hooks of a fork, and what a signal raises in one is printed and thrown away."""
     done = subprocess.run(
@@ -104,7 +80,7 @@ import signal, sys, threading
 from pathlib import Path
 from dpcompare.launch import local as launcher
 from dpcompare.system.signals import terminated_as_interrupted
-from tests.launch.test_local import SLEEP_AND_TELL, launch, node
+from tests.support.processes import SLEEP_AND_TELL, launch, node
 
 class InterruptingLock:
     '''Popen's, which gets a signal between its return from `acquire` and the `try` that would release it.'''
@@ -142,8 +118,9 @@ except (KeyboardInterrupt, TimeoutError) as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
-def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
+def test_a_signal_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
     """The trap: what a handler raises there makes the next wait for that process last forever."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IN_POLL, name],
@@ -158,6 +135,7 @@ def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path,
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.process
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SIGTERM_SECONDS", 0.3)
     ready = tmp_path / "ready"
@@ -174,6 +152,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     assert launch(tmp_path, deaf, failing).nodes == {1: 1}
 
 
+@pytest.mark.process
 def test_children_of_a_node_process_end_with_it(tmp_path):
     pid_file = tmp_path / "pid"
     parent = node(
@@ -190,6 +169,7 @@ def test_children_of_a_node_process_end_with_it(tmp_path):
     wait_until(lambda: not is_running(int(pid_file.read_text())))
 
 
+@pytest.mark.process
 def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -200,6 +180,7 @@ def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch
 STARTED = 'Started(pid=os.getpid(), host="here", node_rank=0, local_rank=0, devices=["cpu:0"])'
 
 
+@pytest.mark.process
 def test_events_reach_the_observer(tmp_path):
     code = f"""
     import os
@@ -213,6 +194,7 @@ def test_events_reach_the_observer(tmp_path):
     assert [type(event) for event in seen] == [Started]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("last_word", "vanished"), [('Failed(message="", traceback="")', []), ("Stopped()", []), (None, [0])]
 )
@@ -231,6 +213,7 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
     assert launch(tmp_path, node(0, code)).vanished == vanished
 
 
+@pytest.mark.process
 def test_a_reason_from_outside_stops_the_launch(tmp_path):
     outcome = launch(tmp_path, node(0, "import time; time.sleep(60)"), stopped_by=lambda: "no end after 3 s")
     assert (outcome.nodes, outcome.reasons, outcome.failed) == ({}, ["no end after 3 s"], True)
@@ -252,6 +235,7 @@ sys.exit(128 + signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
     """As on a node that Slurm ends, since another's process failed by the end of one here."""
 
@@ -290,6 +274,7 @@ def silent(folder, *, steps, alive, half_seconds=4):
     return SILENT.format(folder=str(folder), started=STARTED, steps=steps, alive=alive, half_seconds=half_seconds)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("steps", "alive", "half_seconds", "deadlines", "stalls"),
     [
@@ -307,6 +292,7 @@ def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, hal
     assert outcome.failed == stalls
 
 
+@pytest.mark.process
 def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
     code = silent(tmp_path, steps=3, alive=False, half_seconds=1) + last
@@ -314,6 +300,7 @@ def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     assert [stall.state for stall in outcome.stalled] == ["done, but its node process had not exited"]
 
 
+@pytest.mark.process
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     """As by a terminal in which somebody has pressed Ctrl-S."""
     code = silent(tmp_path, steps=3, alive=True)
@@ -326,6 +313,7 @@ def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     assert (outcome.stalled, outcome.nodes) == ([], {0: 0})
 
 
+@pytest.mark.process
 def test_a_stopped_process_is_told_and_ended(tmp_path):
     code = silent(tmp_path, steps=3, alive=True)
     pids = []
@@ -355,6 +343,7 @@ launcher.launch([node], run_dir, Deadlines(start=60, progress=60))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_child_outlives_its_launcher(tmp_path, number):
     pid_file = tmp_path / "pid"

@@ -44,7 +44,7 @@ def test_ddp_is_one_torchrun_agent_per_node():
 
 
 @pytest.mark.parametrize("compilation", ["torch.compile", "reduce-overhead"])
-def test_gpu_kernels_are_compiled_by_the_cores_of_a_process_and_those_of_the_cpu_by_the_process_itself(compilation):
+def test_kernels_are_compiled_by_the_cores_of_their_process(compilation):
     def compilers(tune, **devices):
         made = RunConfig(
             framework="torch",
@@ -77,7 +77,7 @@ def test_multiworker_is_one_worker_per_node_with_a_tf_config():
     assert nodes[1].processes[0].devices == ("4", "5", "6", "7")
 
 
-def test_multiprocess_is_one_process_per_node_that_knows_the_coordinator():
+def test_multiprocess_is_a_process_per_node_with_a_coordinator():
     run = config("jax", "multiprocess", 2)
     assert num_ports(run) == 1
     nodes = plan(run, RUN_DIR, Endpoints([30001]))
@@ -107,7 +107,7 @@ def test_one_node_modes_are_one_process_with_all_devices(mode):
         *[("jax", "spmd", 1), ("jax", "multiprocess", 2)],
     ],
 )
-def test_nodes_that_are_one_machine_talk_over_loopback_and_machines_over_their_network(framework, mode, nodes):
+def test_nodes_of_one_machine_talk_over_loopback(framework, mode, nodes):
     run = config(framework, mode, nodes)
     ports = range(29400, 29400 + num_ports(run))
     for node in plan(run, RUN_DIR, Endpoints(ports)):
@@ -165,6 +165,7 @@ def test_thread_counts_are_set(mode, nodes, threads):
     assert {node.env["OMP_NUM_THREADS"] for node in plan(run, RUN_DIR, Endpoints([1]))} == {threads}
 
 
+@pytest.mark.process
 def test_a_command_line_survives_the_shell():
     node = plan(config("tensorflow", "multiworker", 2), RUN_DIR / "with 'quotes' and $HOME", Endpoints([1, 2]))[0]
     printed = subprocess.run(
@@ -176,6 +177,7 @@ def test_a_command_line_survives_the_shell():
     assert printed.stdout.splitlines() == list(node.argv[1:])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("framework", "mode", "start"),
     [
@@ -248,6 +250,7 @@ HOSTILE = (
 SHOWS_ARGUMENTS = 'srun() { printf \'%s\\0\' "$@"; }\nexec() { "$@"; }\n'
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", HOSTILE)
 def test_no_value_of_a_job_is_more_than_a_word_to_the_shell(value, tmp_path):
     """The script is run by bash with a function in the place of srun, which writes what it was given."""
@@ -281,7 +284,7 @@ def test_no_value_of_a_pod_is_more_than_a_value_in_its_manifest(value):
     assert container(value, value) == container("an-image", "a-claim") | {"image": value}
 
 
-def test_a_run_directory_that_sbatch_or_a_script_cannot_be_told_is_refused(tmp_path):
+def test_a_run_directory_that_sbatch_cannot_be_told_is_refused(tmp_path):
     with pytest.raises(RequestError, match="no backslash"):
         job_script(slurm_config(), Path("/runs/a\\b"))
     done = invoke("plan", "--framework", "torch", "--mode", "single", "--run-dir", tmp_path / "a\ntouch F")

@@ -27,8 +27,8 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
-from tests.launch.test_local import node
 from tests.support.marks import with_mark
+from tests.support.processes import node
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
 
@@ -51,7 +51,7 @@ def config(framework="torch", mode="ddp", nodes=2, devices=1, **workload):
     ],
     ids=["torch", "tensorflow", "jax"],
 )
-def test_a_port_that_was_lost_before_training_is_no_failure_of_the_run(said):
+def test_a_port_lost_before_training_fails_no_run(said):
     result = SimpleNamespace(error=f"process 0 ended\n{said}", train_loss=[], first_step=0)
     assert _lost_a_port(result)
     assert not _lost_a_port(SimpleNamespace(error=result.error, train_loss=[2.3], first_step=0))
@@ -86,7 +86,7 @@ def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framewo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
-def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, framework, mode):
+def test_a_killed_process_ends_the_run_and_figures_stay(tmp_path, framework, mode):
     pids = {}
 
     def kill_second(event):
@@ -134,7 +134,7 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("mode", "nodes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.slow)])
-def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, mode, nodes):
+def test_a_native_crash_is_told_with_its_signal_and_place(tmp_path, mode, nodes):
     """As of a prepared store that is cut short while it is read."""
     pids = {}
 
@@ -213,7 +213,7 @@ def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode, tra
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_measured(tmp_path):
+def test_an_interrupted_script_stops_its_processes(tmp_path):
     run_dir = tmp_path / "it's a run"
     request = config(steps=100_000)
     (tmp_path / "plan.sh").write_text(shell_script(request, run_dir, plan(request, run_dir, Endpoints(free_ports(1)))))
@@ -230,6 +230,7 @@ def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_meas
     assert result["train_loss"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("second", "status"), [("true", "completed"), ("false", "failed")])
 def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status):
     """`wait -n` of bash forgets one of two jobs that have ended when it looks."""
@@ -262,6 +263,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
         prepare_run(config(), tmp_path / "file")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("replaced", [False, True], ids=["gone", "replaced"])
 def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatch, replaced):
     """Processes go on for long without it: their files are open."""
@@ -283,6 +285,7 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert not run_dir.exists() or not list(run_dir.iterdir())
 
 
+@pytest.mark.process
 def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
     code = f"""
     from pathlib import Path
@@ -318,7 +321,7 @@ def placed_on_hosts(monkeypatch, engine):
     )
 
 
-def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_path, monkeypatch):
+def test_a_run_directory_that_vanishes_elsewhere_is_the_cause(tmp_path, monkeypatch):
     class Removing:
         may_queue = False
 
@@ -333,7 +336,7 @@ def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_pa
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["result written", "no result"])
-def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch, is_written):
+def test_a_full_disk_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch, is_written):
     class Idle:
         may_queue = False
 
@@ -356,6 +359,7 @@ def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, mon
         assert (ended.status, ended.error) == ("interrupted", "OSError: [Errno 28] No space left on device")
 
 
+@pytest.mark.seconds
 def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
     """As by a terminal in which somebody has pressed Ctrl-S."""
     beats = []
@@ -379,6 +383,7 @@ def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch)
     assert beats[0] < beats[1]
 
 
+@pytest.mark.seconds
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
     """Which takes minutes where a scheduler does not answer; they are no part of the run either."""
     there = []

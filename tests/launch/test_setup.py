@@ -78,7 +78,7 @@ def installed_from(origin, record=""):
     return lambda name: SimpleNamespace(read_text=files.get)
 
 
-def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments, index, install_gpus):
+def test_with_gpus_each_framework_gets_an_environment(environments, index, install_gpus):
     install_gpus()
     done = invoke("setup", "--json")
     assert done.code == 0, done.stderr
@@ -118,6 +118,7 @@ def test_jax_is_made_where_it_is_asked_for(environments, index, install_gpus):
     assert listed["node_processes"][0]["argv"][0] == str(environments / "jax" / "bin" / "python")
 
 
+@pytest.mark.process
 def test_uv_makes_it_where_it_is_installed(environments, index):
     done = invoke("setup", "--frameworks", "torch", "--device", "cpu")
     assert done.code == 0, done.stderr
@@ -135,6 +136,7 @@ def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
 
 
+@pytest.mark.process
 def test_an_interrupted_set_up_goes_on(environments, index):
     (index / "keras-99.0-py3-none-any.whl").rename(index / "keras")
     failed = invoke("setup", "--device", "cpu")
@@ -152,6 +154,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     assert (environments / "torch.json").stat().st_mtime_ns == torch
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_the_installer(tmp_path):
     programs, pid = tmp_path / "programs", tmp_path / "pid"
     programs.mkdir()
@@ -211,6 +214,7 @@ def test_a_dry_run_makes_nothing(environments, index):
     assert not environments.exists()
 
 
+@pytest.mark.process
 def test_an_interpreter_that_was_named_must_do(environments, index, monkeypatch):
     monkeypatch.setenv("DPCOMPARE_TORCH_PYTHON", "/nowhere/python")
     refused = invoke("setup")
@@ -236,9 +240,7 @@ def test_an_old_driver_is_told_and_nothing_made_again_for_it(environments, index
     assert "makes an environment" not in again.stderr
 
 
-def test_nothing_is_made_where_another_environment_would_lack_the_same(
-    environments, install_gpus, tmp_path, monkeypatch
-):
+def test_nothing_is_made_where_the_next_would_lack_the_same(environments, install_gpus, tmp_path, monkeypatch):
     install_gpus()
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.10  Tue Oct 22 2026\n")
     monkeypatch.setattr(cuda_wheels, "DRIVER_VERSION", tmp_path / "version")
@@ -252,7 +254,8 @@ def test_nothing_is_made_where_another_environment_would_lack_the_same(
     assert not environments.exists()
 
 
-def test_an_environment_that_is_gone_or_of_another_dpcompare_is_made_again(environments, index, monkeypatch):
+@pytest.mark.process
+def test_an_environment_of_another_dpcompare_is_made_again(environments, index, monkeypatch):
     only_torch = ("setup", "--frameworks", "torch", "--device", "cpu")
     assert invoke(*only_torch).code == 0
     shutil.rmtree(environments / "torch")
@@ -266,7 +269,7 @@ def test_an_environment_that_is_gone_or_of_another_dpcompare_is_made_again(envir
     assert set(interpreters(())) == {"torch"}
 
 
-def test_a_folder_that_is_not_installed_can_be_used_but_not_copied(environments, monkeypatch):
+def test_an_uninstalled_folder_can_be_used_but_not_copied(environments, monkeypatch):
     def absent(name):
         raise setup.metadata.PackageNotFoundError(name)
 

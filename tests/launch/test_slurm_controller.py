@@ -12,6 +12,8 @@ from dpcompare.launch.engines import slurm, slurm_job
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
 
+pytestmark = pytest.mark.process
+
 CLUSTER = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
 CONFIG = RunConfig(framework="torch", mode="ddp", cluster=CLUSTER, placement=Placement(engine="slurm"))
 
@@ -32,7 +34,7 @@ def commands(tmp_path, monkeypatch):
     return write
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, commands, monkeypatch):
+def test_the_end_of_a_run_waits_for_no_absent_controller(tmp_path, commands, monkeypatch):
     for name, seconds in (("STATE_SECONDS", 0.2), ("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
         monkeypatch.setattr(slurm_job, name, seconds)
     for name in ("scontrol", "scancel"):

@@ -67,7 +67,7 @@ def test_torch_counts_the_same_whatever_the_model():
 
 
 @pytest.mark.jax
-def test_xla_counts_the_same_of_products_and_of_convolutions_without_padding():
+def test_xla_counts_the_same_without_padding():
     """What else it counts, biases and activations, is little there; of padded convolutions it leaves out the zeros."""
     models = [("mlp", 32), ("toy-cnn", 32)]
     for name, flops in counted(BY_XLA, *models).items():

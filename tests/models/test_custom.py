@@ -171,7 +171,7 @@ untracked = CustomModel(torch=untracked_norm)
         pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
     ],
 )
-def test_a_model_that_gives_something_else_is_refused_before_anything_starts(elsewhere, model, says):
+def test_a_model_that_gives_something_else_is_refused_at_once(elsewhere, model, says):
     (elsewhere / "mine.py").write_text(REFUSED)
     refused = invoke(
         "run", "--framework", "torch", "--mode", "single", "--model", model, *SQUARES, *SHORT, "--run-dir", "run"
@@ -260,7 +260,7 @@ for name in ("thread", "child", "daemon", "exits", "leaves", "closes", "mute", "
         ),
     ],
 )
-def test_whatever_a_model_does_when_it_is_built_it_is_described_or_refused_at_once(elsewhere, kind, says):
+def test_whatever_a_model_does_it_is_described_or_refused(elsewhere, kind, says):
     (elsewhere / "strange.py").write_text(STRANGE)
     limit = 6.0 if kind == "waits" else 600.0
     if says is None:
@@ -300,7 +300,7 @@ leaves = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, l
     ("leaves", "single", "its exit status was 0, so its own code ended it"),
     ("leaves", "ddp", "its exit status was 0, so its own code ended it"),
 ])  # fmt: skip
-def test_a_model_that_ends_its_process_is_a_failure_with_its_step(elsewhere, monkeypatch, kind, mode, says):
+def test_a_model_that_ends_its_process_fails_with_its_step(elsewhere, monkeypatch, kind, mode, says):
     (elsewhere / "ends.py").write_text(ENDS)
     monkeypatch.setenv("TEST_ENDS", "1")
     options = ["--image-size", "8", "--global-batch-size", "8", "--steps", "8", "--device", "cpu"]
@@ -377,7 +377,7 @@ def test_a_model_that_is_none_in_jax_is_refused(elsewhere, model, says):
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "first_group")
-def test_the_example_trains_the_same_in_jax_and_a_layer_that_differs_is_named(elsewhere):
+def test_the_example_is_the_same_in_jax_unless_a_layer_differs(elsewhere):
     arguments = ["--frameworks", "torch,jax", "--precision", "float64", "--image-size", "32", "--quick", "--json"]
     modes = ["--modes", "ddp,spmd", "--replicas", "2"]
     proved = invoke("verify", "--model", "small_resnet:model", *modes, *arguments)
@@ -396,7 +396,7 @@ def test_the_example_trains_the_same_in_jax_and_a_layer_that_differs_is_named(el
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "first_group")
-def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhere):
+def test_a_pair_with_another_padding_is_refuted_by_layer(elsewhere):
     whole = (elsewhere / "small_resnet.py").read_text()
     padded = "        padded = layers.ZeroPadding2D(1)(x)\n"
     assert padded in whole

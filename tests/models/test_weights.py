@@ -43,7 +43,7 @@ def published_file(path, model="efficientnet-b0", num_classes=1000, seed=7):
     return weights
 
 
-def test_a_timm_file_with_other_classes_gets_a_head_drawn_from_the_seed(tmp_path):
+def test_a_file_of_other_classes_gets_a_head_from_the_seed(tmp_path):
     theirs = published_file(tmp_path / "b0.safetensors")
     workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors"), "seed": 3})
     path = prepared(workload, 10, tmp_path / "cache")
@@ -238,7 +238,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint, tmp_path, monkeypatch):
         prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
 
 
-def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp_path, monkeypatch):
+def test_without_network_the_error_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     workload = B0.model_copy(update={"weights": "imagenet"})
@@ -355,6 +355,7 @@ BROKEN = {
 """Kind of file -> what writes it."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -420,6 +421,7 @@ def test_every_efficientnet_has_published_weights():
     assert published == {name for name in MODELS if name.startswith("efficientnet-")}
 
 
+@pytest.mark.process
 def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
     """Found by fuzzing, with HDF5 1.14.6."""
     monkeypatch.setattr("dpcompare.models.keras_file.LONGEST_SECONDS", 3.0)
@@ -428,6 +430,7 @@ def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
         read_source(content, "endless.h5")
 
 
+@pytest.mark.process
 def test_a_keras_file_is_read_under_a_limit_of_address_space(tmp_path):
     with h5py.File(tmp_path / "file.h5", "w") as file:
         group = file.create_group("layers/fc1/vars")

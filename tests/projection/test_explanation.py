@@ -18,9 +18,11 @@ from dpcompare.projection.remedies import floors_of
 from dpcompare.report.explained import as_markdown, as_text
 from dpcompare.results.events import EventLog
 from dpcompare.system.gpu_state import GpuReading, GpuState
-from tests.experiments.test_fairness import result
-from tests.experiments.test_step_parts import SYNCHRONOUS, constant
 from tests.support.events import ready, trained
+from tests.support.results import result
+from tests.support.step_parts import SYNCHRONOUS, constant
+
+pytestmark = pytest.mark.seconds
 
 STEPS = 20
 GRADIENT_BYTES = 4 * (16 * 16 * 3 * 512 + 512 + 512 * 10 + 10)
@@ -69,7 +71,7 @@ def rows(explanation):
     return {row.part: row for row in explanation.parts}
 
 
-def test_the_part_that_bounds_a_run_is_named_with_what_would_help(tmp_path):
+def test_what_bounds_a_run_is_named_with_what_would_help(tmp_path):
     found = explained(tmp_path / "study", SYNCHRONOUS)
     assert found.verdict.startswith("This run is bound by exchange: 29% of a step (interval 29% to 29%), 50 ms.")
     assert {part for part, row in rows(found).items() if row.stands_out} == {
@@ -106,7 +108,7 @@ def test_of_a_healthy_run_nothing_stands_out(tmp_path):
     assert found.slowest is None
 
 
-def test_rounds_that_differ_too_much_show_nothing_and_do_not_say_that_all_is_well(tmp_path):
+def test_rounds_that_differ_too_much_do_not_say_all_is_well(tmp_path):
     seconds = SYNCHRONOUS | {
         "no_input": constant(0.169, 0.169),
         "computing_alone": constant(0.098, 0.100),
@@ -129,7 +131,7 @@ def test_few_rounds_claim_nothing(tmp_path):
     assert "check what else each machine runs" in waiting.words  # not that of one process, which may be chance
 
 
-def test_the_floor_of_a_limited_link_and_what_a_faster_one_brings(tmp_path):
+def test_a_limited_link_has_a_floor_that_a_faster_one_lowers(tmp_path):
     """One pack of gradients after the backward pass: the model's ring on a link of 100 Mbit/s."""
     placement = Placement(engine="namespaces", link="100mbit")
     base = config("tensorflow", "multiworker", placement=placement)
@@ -171,7 +173,7 @@ def test_nothing_is_predicted_of_an_exchange_that_has_no_model(tmp_path):
     assert {remedy.part for remedy in found.remedies if not remedy.at_most} == {"launching"}
 
 
-def test_buckets_that_the_backward_pass_cannot_hide_are_the_links_and_not_the_cores(tmp_path):
+def test_buckets_that_cannot_be_hidden_are_the_links(tmp_path):
     """Measured on a link of 100 Mbit/s: 165 ms, without exchange 44."""
     base = config(placement=Placement(engine="namespaces", link="100mbit"))
     seconds = SYNCHRONOUS | {"as_it_is": constant(0.165, 0.165), "no_exchange": constant(0.044, 0.044)}
@@ -196,7 +198,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
         explained(tmp_path / "failed", SYNCHRONOUS, failed=("as it is",))
 
 
-def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tmp_path):
+def test_a_step_that_must_exchange_says_what_is_unknown(tmp_path):
     seconds = {"as_it_is": constant(0.1, 0.1), "no_input": constant(0.09, 0.09), "one_device": constant(0.05)}
     found = explained(tmp_path / "study", seconds | {"larger_batch": constant(0.14)}, base=config(mode="fsdp"))
     devices = rows(found)["devices"]
@@ -208,7 +210,7 @@ def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tm
     ) in as_markdown(found)
 
 
-def test_the_bus_of_a_gpu_is_that_of_its_slowest_link_while_it_trains():
+def test_the_bus_of_a_gpu_is_its_slowest_link_while_it_trains():
     cluster = Cluster.of_machines(1, 2, device_type="gpu", num_cores=8)
     workload = Workload(model="mlp", image_size=64, global_batch_size=128)
     placement = Placement(engine="slurm")

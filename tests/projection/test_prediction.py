@@ -27,9 +27,9 @@ from dpcompare.results.events import EventLog
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.devices import available_cores
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
 from tests.support.events import ready, trained
+from tests.support.results import result
 
 BUCKETS = (2_050_088, 26_247_632, 2_562_616)
 OBSERVED = Gradients(
@@ -94,7 +94,7 @@ def predicted(*arms, **request):
     return project(Collection(arms=list(arms), repeats=1), ProjectionRequest(**request))
 
 
-def test_a_slower_link_and_more_nodes_are_predicted_to_be_less_efficient():
+def test_slower_links_and_more_nodes_are_less_efficient():
     (fast,), (slow,) = (predicted(arm_of(config_of()), link=link).arms for link in ("100gbit", "100mbit"))
     for quick, late in zip(fast.points, slow.points, strict=True):
         assert late.efficiency.typical < 0.2 < 0.6 < quick.efficiency.typical
@@ -106,7 +106,7 @@ def test_a_slower_link_and_more_nodes_are_predicted_to_be_less_efficient():
     assert slow.sentence.startswith("torch ddp 2x1: predicted to be already below 50% efficiency on 2 nodes (")
 
 
-def test_the_measured_cluster_on_the_measured_link_is_what_was_measured():
+def test_the_measured_cluster_and_link_give_what_was_measured():
     (arm,) = predicted(arm_of(config_of()), nodes=(2,), link="1000gbit").arms
     assert arm.points[0].step_ms == pytest.approx(300, rel=0.01)
     assert arm.points[0].images_per_second.typical == pytest.approx(32 / 0.30, rel=0.01)
@@ -206,14 +206,14 @@ def test_an_arm_of_servers_has_one_device_per_node():
         predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), devices_per_node=2)
 
 
-def test_what_is_not_known_of_one_arm_does_not_keep_it_from_being_predicted():
+def test_an_arm_is_predicted_where_something_is_unknown():
     unknown = arm_of(config_of(), store_sha256=None)
     assert predicted(unknown).arms
     with pytest.raises(RequestError, match="NOT COMPARABLE"):
         predicted(unknown, arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK))
 
 
-def test_arms_with_other_batches_per_device_are_not_predicted_together():
+def test_arms_of_other_batches_are_not_predicted_together():
     larger = arm_of(config_of("tensorflow", "multiworker", global_batch_size=128), gradients=ONE_PACK)
     with pytest.raises(RequestError, match="batch per replica"):
         predicted(arm_of(config_of()), larger)
@@ -228,7 +228,7 @@ def test_two_batches_tell_what_does_not_grow_with_them():
     assert "in proportion" in next(goal.sentence for goal in alone.goals if "batch" in goal.goal)
 
 
-def test_a_larger_batch_that_took_no_longer_leaves_computing_as_it_is():
+def test_a_larger_batch_as_fast_leaves_computing_as_it_is():
     small = arm_of(config_of(), 0.40, 0.34, name="small")
     large = arm_of(config_of(global_batch_size=64), 0.36, 0.30, name="large")
     (arm,) = predicted(small, large, target_efficiency=0.9).arms
@@ -281,7 +281,7 @@ def test_overheads_and_prices_are_of_all_devices():
     assert "no link is fast enough" in starved.goals[0].sentence
 
 
-def test_a_model_that_is_far_off_the_measured_step_says_so_wherever_its_figures_are():
+def test_a_model_far_off_the_measured_step_says_so_everywhere():
     # Of small models: what the exchange takes is for each message, not for each byte.
     small = Gradients(num_bytes=3000, messages=(3000,))
     document = predicted(
@@ -353,7 +353,7 @@ def test_arms_without_a_model_are_left_out_by_name():
     }
 
 
-def test_clusters_that_an_arm_cannot_be_on_are_left_out_of_it_alone():
+def test_clusters_an_arm_cannot_be_on_are_left_out_of_it_alone():
     mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
     ddp = arm_of(config_of())
     document = predicted(mirrored, ddp, nodes=(1, 2, 4), devices_per_node=2)
@@ -434,6 +434,7 @@ def saved_study(folder, config=None, *, with_ablation=True, **changes):
     return folder
 
 
+@pytest.mark.seconds
 def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     study = saved_study(tmp_path / "study")
     done = invoke("project", study, "--nodes", "2,8", "--link", "25gbit", "--json")
@@ -548,7 +549,7 @@ def test_studies_that_cannot_be_projected_are_refused(tmp_path, config, changes,
     assert expected in refused.stderr
 
 
-def test_published_figures_are_met_where_the_exchange_is_what_is_lost():
+def test_published_figures_are_met_where_only_exchange_is_lost():
     """Within 6 points; what no model of the exchange can tell, such as slow input, is said where the model misses."""
     for each in PUBLISHED:
         difference = each.predicted() - each.efficiency

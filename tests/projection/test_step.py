@@ -134,7 +134,7 @@ def test_buckets_wait_for_those_before_them():
     assert seconds_with_exchange(exchange, 1.0, connected(2, 1e7)) == pytest.approx(0.1 + 0.8 + 0.4 + 0.2)
 
 
-def test_copying_beside_the_wire_takes_cores_and_after_it_takes_time():
+def test_copying_takes_cores_beside_the_wire_and_time_after_it():
     links = connected(2, 1e7, copying=2e-7)  # 0.2 s of copying, 0.1 s of wire
     overlapped = in_buckets([1e6], [0.2], backward_ends=1.0)
     assert seconds_with_exchange(overlapped, 1.0, links) == pytest.approx(1.2)  # not hidden: the cores are busy
@@ -148,7 +148,7 @@ def test_copying_beside_the_wire_takes_cores_and_after_it_takes_time():
         (1e9, 2 * 0.15),  # the two cores are busy with what four ranks copy
     ],
 )
-def test_ranks_that_share_cores_copy_while_others_wait_for_their_wire(bytes_per_second, seconds):
+def test_ranks_that_share_cores_copy_while_others_wait(bytes_per_second, seconds):
     links = connected(4, bytes_per_second, copying=1e-7, contention=2.0)
     assert seconds_with_exchange(in_one_pack(1e6), 1.0, links) == pytest.approx(1.0 + seconds)
 
@@ -214,7 +214,7 @@ def test_a_step_is_made_of_its_parts():
     assert (alone.seconds, alone.efficiency) == (0.1, 1.0)
 
 
-def test_published_cells_of_two_nodes_are_met_by_constants_of_other_cells():
+def test_constants_of_other_cells_meet_published_cells():
     """docs/clusters.md: fitted to the link without a limit and 100mbit, judged on 10gbit and 1gbit."""
     measured = {None: 0.30, 100e6: 2.68, 1e9: 0.42, 10e9: 0.28}
 
@@ -231,7 +231,7 @@ def test_published_cells_of_two_nodes_are_met_by_constants_of_other_cells():
     assert fit([]) == Fitted()
 
 
-def test_goals_are_reached_by_the_link_the_batch_and_the_nodes_that_are_named():
+def test_goals_are_reached_by_what_is_named_for_them():
     links = connected(8, 1e8, 1e-5)
     assert predict_step(work(), links).efficiency < 0.5
     rate = link_for_efficiency(work(), links, 0.9)
@@ -258,7 +258,8 @@ def test_goals_that_nothing_reaches_are_said_so():
     assert batch_for_efficiency(work(spread=0.5), slow, 0.9) is None
 
 
-def test_goals_are_found_where_too_large_a_batch_or_cluster_is_worse_again():
+@pytest.mark.seconds
+def test_goals_are_found_below_what_is_too_large():
     """With failures: a larger batch has more to lose, and of more nodes one fails sooner."""
     often = Interruptions(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)
     overheads = TrainingOverheads(interruptions=often)
@@ -297,7 +298,7 @@ def test_failures_and_checkpoints_take_their_part():
     assert failing.fraction_training(1.0, 100_000) == 0.0
 
 
-def test_a_faster_link_helps_what_waits_for_it_and_buckets_what_is_in_one_pack():
+def test_faster_links_help_who_waits_and_buckets_a_single_pack():
     assert speedup_by_change(work(), connected(8, 1e7)) == {"a link twice as fast": pytest.approx(2.0, abs=0.1)}
     packed = speedup_by_change(work(in_one_pack(30e6)), connected(2, 1e9))
     assert packed["a link twice as fast"] == pytest.approx((0.1 + 0.03) / (0.1 + 0.015))

@@ -10,7 +10,7 @@ import pytest
 from dpcompare.errors import RequestError
 from dpcompare.report.formats import as_json, as_markdown, escaped, parse_condition
 from dpcompare.report.records import as_csv
-from tests.experiments.test_analysis import FAST, SLOW, compared, renamed, runs
+from tests.support.arms import FAST, SLOW, compared, renamed, runs
 
 
 def test_every_format_shows_the_same_digits():

@@ -15,8 +15,8 @@ from dpcompare.experiments.figures import FIGURES, Figure
 from dpcompare.report.formats import COLUMNS
 from dpcompare.report.records import FIELDS, as_csv, as_parquet, records
 from dpcompare.results.result import PeakMemory
-from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single, stalled
-from tests.experiments.test_learning import EARLY, NEVER, SECONDS, ddp, evaluated
+from tests.support.arms import FAST, SLOW, compared, runs, single, stalled
+from tests.support.learning import EARLY, NEVER, SECONDS, ddp, evaluated
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,8 +8,8 @@ from dpcompare.experiments.comparison import Group
 from dpcompare.experiments.sentences import measured_in_words
 from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
-from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
-from tests.experiments.test_fairness import result
+from tests.support.arms import FAST, SLOW, compared, runs, single
+from tests.support.results import result
 
 LONG = "tensorflow multiworker 2x1 global_batch_size=64 profile=native augment=flip+contrast"
 
@@ -24,7 +24,7 @@ def study(rounds):
     return compared(*arms, repeats=rounds)
 
 
-def test_arms_stand_below_the_number_of_their_devices_with_their_scaling():
+def test_arms_stand_below_their_devices_with_their_scaling():
     lines = as_text(study(6), 100).splitlines()
     assert lines[0] == "efficientnet-b2 · digits 64 px · batch 32 · float32 · 2 CPU cores, devices simulated"
     assert lines[0] == as_markdown(study(6)).splitlines()[2]
@@ -54,7 +54,7 @@ def renamed(names):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
+def test_no_line_exceeds_the_terminal_and_no_figure_is_broken(width):
     shown = study(6)
     long = shown.model_copy(
         update={
@@ -76,6 +76,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
             assert text.count(f" {speed}") == 1
 
 
+@pytest.mark.seconds
 def test_the_narrower_the_terminal_the_fewer_columns():
     titles = ["accuracy", "vs 1 device", "images/s"]
     shown = {width: [title for title in titles if title in as_text(study(6), width)] for width in (100, 60, 40)}

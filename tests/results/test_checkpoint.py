@@ -17,7 +17,6 @@ from safetensors.numpy import save, save_file
 from dpcompare.results import checkpoint as checkpoints
 from dpcompare.results.checkpoint import (
     BrokenCheckpointError,
-    Checkpoint,
     decode,
     encode,
     load_checkpoint,
@@ -25,23 +24,7 @@ from dpcompare.results.checkpoint import (
     save_checkpoint,
 )
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
-
-TRAINING = "a" * 64
-
-
-def made(step=3, **changes):
-    fields = {
-        "model": {"weight": np.arange(6.0).reshape(2, 3), "bias": np.float32([1.5, -0.0])},
-        "optimizer": {"momentum.weight": np.full((2, 3), 1 / 3)},
-    }
-    return Checkpoint(step=step, training=TRAINING, **fields | changes)
-
-
-def equal(first, second):
-    return (first.step, first.training) == (second.step, second.training) and all(
-        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
-        for a, b in ((first.model, second.model), (first.optimizer, second.optimizer))
-    )
+from tests.support.checkpoints import TRAINING, equal, made, sealed
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -84,7 +67,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert [path.name for path in checkpoint_paths(tmp_path)] == [f"step-{step:010d}.safetensors" for step in (9, 2)]
 
 
-def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(tmp_path):
+def test_damaged_ones_of_later_steps_do_not_displace_good_ones(tmp_path):
     for step in (90, 100):
         save_checkpoint(made(step), tmp_path, keep=2)
     checkpoint_path(tmp_path, 100).write_bytes(b"damaged")
@@ -125,7 +108,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from dpcompare.results.checkpoint import save_checkpoint
-from tests.results.test_checkpoint import made
+from tests.support.checkpoints import made
 stop_at, calls = int(sys.argv[2]), 0
 
 def counted(call):
@@ -263,16 +246,6 @@ class Evil:
         return os.system, ("touch evil",)
 
 
-def sealed(header):
-    """A file with this header whose checksum is right, as anybody can compute it."""
-    import hashlib
-
-    encoded = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
-    content = len(encoded).to_bytes(8, "little") + encoded + bytes(8)
-    checksum = hashlib.sha256(content).hexdigest().encode()
-    return content.replace(b'"checksum":"' + b"0" * 64, b'"checksum":"' + checksum, 1)
-
-
 def sealed_headers():
     """What passes the checksum and must still be refused."""
     metadata = {"format": "1", "dpcompare_version": "0", "step": "1", "training": "b", "checksum": "0" * 64}
@@ -373,6 +346,7 @@ print(json.dumps([refused, seen]))
 """
 
 
+@pytest.mark.process
 def test_loading_hostile_files_executes_and_reaches_nothing(tmp_path):
     files = dict(hostile_files())
     assert len(files) >= 50
@@ -384,7 +358,7 @@ def test_loading_hostile_files_executes_and_reaches_nothing(tmp_path):
     assert not Path("evil").exists()
 
 
-def test_a_tensor_that_is_neither_models_nor_optimizers_is_refused():
+def test_a_tensor_of_neither_model_nor_optimizer_is_refused():
     blank = save({"other.w": np.zeros(1)}, metadata={"format": "1", "step": "1", "training": "", "checksum": "0" * 64})
     import hashlib
 

@@ -16,9 +16,9 @@ from dpcompare.results.series import ProcessSeries
 from stress.clock_faults import HALF_SPEED
 from stress.disturbances import Stopper
 from stress.injection import injected, write_sitecustomize
-from tests.experiments.test_fairness import result
-from tests.launch.test_local import launch, node
 from tests.support.events import ready, trained
+from tests.support.processes import launch, node
+from tests.support.results import result
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ def test_seconds_that_add_up_are_no_contradiction(tmp_path):
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.9, 1.1, 2.0])
-def test_a_clock_at_another_speed_contradicts_that_of_the_launcher(tmp_path, speed):
+def test_a_clock_at_another_speed_contradicts_the_launchers(tmp_path, speed):
     healthy = series([0.5] * 12), looks(5.02)
     found = check(tmp_path, healthy, (series([0.5 * speed] * 12), looks(5.02)))
     assert found.process_rank == 1
@@ -81,7 +81,7 @@ def test_a_run_that_nobody_watched_is_not_checked(tmp_path):
     assert check(tmp_path, (series([0.5] * 12), None)) is None
 
 
-def test_a_step_that_leaves_out_its_forward_pass_shows_between_the_steps():
+def test_a_step_without_its_forward_pass_shows_between_steps():
     assert fraction_between_steps([0.2] * 40, [0.1] * 40) == pytest.approx(1 / 3)
     one_stall = [0.0001] * 39 + [20.0]
     assert fraction_between_steps([0.2] * 40, one_stall) < 0.001
@@ -163,6 +163,7 @@ def config():
 STOPPED_SECONDS = 1.5
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -83,7 +83,7 @@ def test_what_only_a_newer_version_knows_is_skipped(tmp_path):
     assert kinds == [type(ready()), Alive, CheckpointSaved]
 
 
-def test_an_event_of_an_older_version_that_lacks_a_field_is_refused(tmp_path):
+def test_an_older_event_that_lacks_a_field_is_refused(tmp_path):
     append_line(write(tmp_path, ready()), step=1, losses=[1.0], other_seconds=[0.1])
     with pytest.raises(RequestError, match=r"'train' has the fields .*other_seconds.*host_overhead_seconds.*version"):
         read_events(tmp_path, 1)

@@ -5,7 +5,7 @@ import pytest
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
 from dpcompare.system.cores import CoresUsed
-from tests.experiments.test_fairness import result
+from tests.support.results import result
 
 
 def load(run, others, *, stolen=0.0, cores=2, planned=None, seconds=10.0, throttles=None):
@@ -22,7 +22,7 @@ def load(run, others, *, stolen=0.0, cores=2, planned=None, seconds=10.0, thrott
     return MachineLoad.of([used, used], planned_cores=planned or cores)
 
 
-def test_what_others_took_is_all_but_what_the_processes_of_the_run_did():
+def test_what_others_took_is_all_but_what_the_run_did():
     found = load(1.5, 0.4)
     assert (found.run_cores, found.other_cores) == (pytest.approx(1.5), pytest.approx(0.4))
     assert found.waiting_fraction == pytest.approx(0.3)
@@ -63,7 +63,7 @@ def test_a_run_that_had_its_cores_says_nothing(found):
     assert found.disturbance is None
 
 
-def test_a_disturbed_run_says_so_with_its_node_and_cores_that_were_too_hot():
+def test_a_disturbed_run_names_its_node_and_its_hot_cores():
     nodes = [
         NodeRecord(node_rank=rank, host=f"h{rank}", device_names=[], versions={}, load=each)
         for rank, each in enumerate((load(1.9, 0.0), load(0.6, 1.4, throttles=3)))

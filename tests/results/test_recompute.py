@@ -119,7 +119,7 @@ def test_a_condition_is_not_passed_by_a_run_that_does_not_count(run_dir, tmp_pat
     assert "images_per_second (800, by the events 80)" in reported.stdout
 
 
-def test_the_figures_of_earlier_attempts_are_those_of_their_events(config, run_dir):
+def test_figures_of_earlier_attempts_are_those_of_their_events(config, run_dir):
     longer = config.model_copy(update={"workload": config.workload.model_copy(update={"steps": 6})})
     (run_dir / "logs").mkdir()
     close_attempt(run_dir, longer, step=3)

@@ -134,7 +134,7 @@ def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path
         ({"process_rank": 7}, events(1), "of 2 processes planned, 1 left a record"),
     ],
 )
-def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_path, changes, found, message):
+def test_processes_that_contradict_each_other_fail_the_run(config, tmp_path, changes, found, message):
     record(0).save(tmp_path)
     record(1, **changes).save(tmp_path)
     result = aggregated(config, tmp_path, events(0) + found)
@@ -150,7 +150,7 @@ def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
     assert result.images_per_second == pytest.approx(24 / 7.2)
 
 
-def test_with_auto_the_same_first_steps_of_all_processes_are_left_out(config, tmp_path):
+def test_auto_leaves_out_the_same_first_steps_of_all_processes(config, tmp_path):
     """5 in any case, and here those 8 more that were slow: found after the run, in the steps of the slowest process."""
     workload = config.workload.model_copy(update={"steps": 50, "warmup_steps": "auto"})
     found = []
@@ -203,7 +203,7 @@ def test_a_run_that_never_trained_has_no_figures(config, tmp_path):
     assert result.train_loss == []
 
 
-def test_a_result_survives_its_file_with_the_keys_of_the_contract(config, tmp_path):
+def test_a_result_survives_its_file_with_its_promised_keys(config, tmp_path):
     result = aggregated(config, tmp_path, [], status="interrupted", error="interrupted")
     result.save(tmp_path)
     assert RunResult.load(tmp_path) == result
@@ -298,7 +298,7 @@ def test_a_figure_that_a_process_does_not_know_is_not_known(config, tmp_path, un
     assert RunResult.load(tmp_path) == result
 
 
-def test_a_process_without_a_record_leaves_unknown_what_was_computed(config, tmp_path):
+def test_without_a_record_what_was_computed_is_unknown(config, tmp_path):
     record(0, computed=computed()).save(tmp_path)
     assert aggregated(config, tmp_path, [*events(0), *events(1)], status="failed").computed is None
 

@@ -14,7 +14,7 @@ def test_events_add_up_to_one_entry_per_step():
 
 
 @pytest.mark.parametrize(("steps_together", "seconds"), [(True, 0.1), (False, 0.102)])
-def test_the_time_before_a_step_is_part_of_it_where_replicas_do_not_step_together(steps_together, seconds):
+def test_time_before_a_step_is_part_of_it_where_asynchronous(steps_together, seconds):
     series = ProcessSeries([trained([1.0, 1.0, 1.0], step=3)], steps_together=steps_together)
     assert series.durations(slice(1, 3)) == pytest.approx([seconds, seconds])
 

@@ -17,7 +17,7 @@ def with_steps(planted, seconds=QUIET):
     return [planted.get(number, each) for number, each in enumerate(seconds, start=1)]
 
 
-def test_one_step_of_20_seconds_is_named_and_does_not_change_the_steady_speed():
+def test_a_step_of_20_seconds_does_not_change_the_steady_speed():
     stalled = with_steps({10: 20.3})
     assert said(stalled) == "step 15 took 20.3 s, median 0.29 s; without it 110.3 images/s"
     steady = steady_images_per_second([32] * 20, stalled)
@@ -63,7 +63,7 @@ def test_the_steady_speed_counts_the_images_of_smaller_batches():
     assert steady_images_per_second([8, 8, 4], [1.0, 1.0, 0.5]) == pytest.approx(8.0)
 
 
-def test_a_stall_is_counted_from_the_first_step_of_the_run_with_what_it_lost():
+def test_a_stall_counts_from_the_first_step_with_what_it_lost():
     slow = SlowSteps.of([8] * 4, [0.2, 0.2, 4.0, 0.2], steps_before=30, is_windowed=False)
     assert (slow.first, slow.last, slow.count, slow.largest_seconds) == (33, 33, 1, 4.0)
     assert slow.lost_seconds == pytest.approx(3.8)
@@ -84,7 +84,7 @@ def test_30_slow_first_steps_are_named_with_what_to_do():
     assert trend(warming[5:], first_step=100).startswith("still speeding up: steps 106 to 125 took")
 
 
-def test_steps_that_become_faster_little_by_little_have_settled_where_they_are_near_their_end():
+def test_steps_that_become_faster_have_settled_near_their_end():
     falling = [0.3 * (1 + 0.8 * 0.93**step) for step in range(90)]
     count = steps_to_settle(falling)
     assert 20 <= count <= 30

@@ -78,7 +78,7 @@ def test_a_gpu_is_known_by_its_name(name, bandwidth):
     assert (peak and peak.bandwidth) == bandwidth
 
 
-def test_every_peak_names_its_source_and_rises_as_precision_falls():
+def test_peaks_name_their_source_and_rise_as_precision_falls():
     for peak in PEAKS.values():
         assert "NVIDIA" in peak.source
         assert peak.flops["float32"] <= peak.flops.get("tf32", 1e99) <= peak.flops.get("bfloat16", 1e99)

@@ -9,9 +9,8 @@ from dpcompare.experiments.collection import collect
 from dpcompare.report.formats import as_json
 from stress import accuracy_studies
 from stress.accuracy_studies import STUDIES, commands, problems, recomputed, shortened
-from tests.experiments.test_accuracy_statistics import BETTER, SEEDS
-from tests.experiments.test_learning import compared, ddp, multiworker, saved
 from tests.support.command import invoke
+from tests.support.learning import BETTER, SEEDS, compared, ddp, multiworker, saved
 
 
 @pytest.mark.torch
@@ -34,7 +33,7 @@ def report(first, second=SEEDS, **changes):
     return json.loads(as_json(compared(ddp(first), multiworker(second, **changes))))
 
 
-def test_a_planted_difference_is_found_where_the_accuracy_of_the_first_arm_is_higher():
+def test_a_planted_difference_favours_the_more_accurate_arm():
     assert list(problems(STUDIES["planted"], [report(BETTER)])) == []
     for shown in (report(SEEDS), report(SEEDS, BETTER)):  # equal; and better where less was trained
         assert "the difference is not found" in next(problems(STUDIES["planted"], [shown]))

@@ -34,7 +34,7 @@ def cells_of(rounds, count=12):
     return {(DDP, 2 + number // 4, f"{1 + number % 4}00mbit"): list(rounds) for number in range(count)}
 
 
-def test_constants_are_fitted_in_the_rounds_of_the_runs_without_exchange():
+def test_constants_are_fitted_in_rounds_without_exchange():
     cells = [("torch:fsdp", 3, "1gbit"), (DDP, 2, "1gbit"), (DDP, 4, "1gbit")]
     planned = inputs(cells)
     for nodes in (2, 3, 4):  # fsdp computes as ddp does
@@ -70,7 +70,8 @@ def latencies_of(cells):
     return {f"{mode} {nodes}": 1e-5 for mode, most, _ in cells for nodes in range(2, most + 1)}
 
 
-def test_a_round_is_predicted_from_its_own_inputs_and_judged_by_those_of_the_next(tmp_path):
+@pytest.mark.process
+def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
     cells = [(DDP, 2, "1gbit"), (DDP, 3, "1gbit")]
     campaign = Recorded(tmp_path, rounds=2, slower_each_round=2.0)
     latencies = latencies_of(cells)
@@ -87,6 +88,7 @@ def test_a_round_is_predicted_from_its_own_inputs_and_judged_by_those_of_the_nex
         assert rounds[0].as_measured_after == pytest.approx(after["predicted"][MODEL])
 
 
+@pytest.mark.process
 def test_every_run_of_a_study_is_made_once(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=2)
@@ -98,7 +100,8 @@ def test_every_run_of_a_study_is_made_once(tmp_path):
     assert campaign.ran == []
 
 
-def test_modes_that_compute_alike_are_measured_in_all_rounds_before_the_next_and_each_round_is_predicted_first(
+@pytest.mark.process
+def test_modes_alike_are_measured_first_and_rounds_predicted(
     tmp_path,
 ):
     campaign = Recorded(tmp_path, rounds=2)
@@ -127,6 +130,7 @@ def test_modes_that_compute_alike_are_measured_in_all_rounds_before_the_next_and
     assert until_it_stops() == (lines, set())
 
 
+@pytest.mark.process
 def test_what_was_measured_is_not_predicted_afterwards(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=1)
@@ -152,7 +156,7 @@ def test_near_predictions_pass_and_every_term_is_judged():
     assert "| without overlap | 23.6% | 23.6% |" in lines
 
 
-def test_only_rounds_in_which_the_machine_was_as_fast_before_as_after_judge_a_cell():
+def test_only_rounds_of_a_machine_at_one_speed_judge_a_cell():
     rounds = [judged_round(), judged_round(error=0.5, drift=0.11), judged_round(error=0.01, drift=-0.09)]
     lines, passed = judged(cells_of(rounds))
     assert passed

@@ -3,7 +3,7 @@
 import pytest
 
 from stress import check_sheet
-from tests.experiments.test_fairness import result
+from tests.support.results import result
 
 
 def checked(results, monkeypatch, capsys):

@@ -30,7 +30,7 @@ def test_a_line_through_two_batches_meets_a_batch_of_no_images():
     assert step_of_no_images([(8, 2.08), (32, 2.32)]) == pytest.approx(2)
 
 
-def test_launching_is_judged_without_the_part_of_input_that_does_not_grow():
+def test_launching_is_judged_without_constant_input():
     cases = chosen(["tiny batches"])
     found = {name: of_batch(case.workload["global_batch_size"]) for name, case in cases.items()}
     true, size, _ = sizes("tiny batches", cases, found)
@@ -38,7 +38,7 @@ def test_launching_is_judged_without_the_part_of_input_that_does_not_grow():
     assert size == pytest.approx(LAUNCHING)
 
 
-def test_slow_launches_are_judged_by_what_was_planted_beside_the_same_batches_without():
+def test_slow_launches_are_judged_by_what_was_planted():
     cases = chosen(["slow launches"])
     planted = 1000 * LAYERS * LAUNCH_SECONDS
     found = {

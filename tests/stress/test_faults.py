@@ -19,7 +19,7 @@ RUN = [
 
 @pytest.mark.torch
 @pytest.mark.root
-def test_a_disk_that_fills_up_keeps_the_checkpoints_and_the_run_goes_on(tmp_path):
+def test_a_run_goes_on_and_keeps_checkpoints_on_a_full_disk(tmp_path):
     command = f"{sys.executable} -m dpcompare"
     script = f"""
         mount -t tmpfs -o size=8m none {tmp_path} || exit 77
@@ -73,7 +73,7 @@ def little_memory():
 
 @pytest.mark.torch
 @pytest.mark.root
-def test_a_process_that_the_kernel_kills_for_want_of_memory_is_told(tmp_path, little_memory):
+def test_a_process_killed_for_want_of_memory_is_told(tmp_path, little_memory):
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", HOG)
     done = subprocess.run(
         [sys.executable, "-m", "dpcompare", *RUN, "--steps", "100", "--run-dir", tmp_path / "run"],

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.command import invoke
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--model", "mlp", "--image-size", "8", "--batch", "16", "--steps", "10", "--jobs", "2"]
 
@@ -88,7 +90,7 @@ def test_what_no_longer_fits_into_the_time_is_left_out_and_said():
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_first_gpu_that_is_killed_leaves_the_lines_of_what_it_had_done():
+def test_a_killed_first_gpu_leaves_the_lines_of_what_it_did():
     command = [sys.executable, "-m", "stress.first_gpu", "figures", "--out", str(Path("out").absolute()), *TINY]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

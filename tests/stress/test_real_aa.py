@@ -1,7 +1,7 @@
 """The studies of equal arms: what is kept of each, and which claims are false."""
 
 from stress.real_aa import is_false, shown
-from tests.experiments.test_analysis import FAST, SLOW, compared, runs, stalled
+from tests.support.arms import FAST, SLOW, compared, runs, stalled
 
 
 def test_what_is_kept_of_a_study_tells_its_claims_and_its_stalls():

@@ -54,7 +54,7 @@ class Node:
         return self._process.stdout.readline().strip()
 
 
-def test_a_node_is_told_late_of_what_another_one_has_made_and_knows_its_own(tmp_path):
+def test_a_node_learns_late_of_what_another_has_made(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     file = disk / "a"

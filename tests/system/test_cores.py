@@ -33,7 +33,7 @@ def throttle(cpus, core, package, cores_count, package_count):
     (folder / "thermal_throttle" / "package_throttle_count").write_text(f"{package_count}\n")
 
 
-def test_counters_are_read_after_the_warm_up_and_their_differences_told(tmp_path):
+def test_differences_of_counters_are_told_after_the_warm_up(tmp_path):
     proc, cpus = tmp_path / "proc", tmp_path / "cpus"
     write(proc, busy=100.0, waiting=5.0)
     for core in (0, 1):
@@ -66,7 +66,7 @@ def test_the_own_part_is_that_of_this_process():
 
 
 @pytest.mark.parametrize("lines", [None, "cpu  1 2 3 4\n", "cpu9999 1 2 3 4 5 6 7 8 0 0\n"])
-def test_a_kernel_that_does_not_tell_of_these_cores_leaves_no_figure(tmp_path, lines):
+def test_a_kernel_silent_about_these_cores_leaves_no_figure(tmp_path, lines):
     if lines is not None:
         (tmp_path / "stat").write_text(lines)
     assert CoresMeter(0, tmp_path, tmp_path).used() is None

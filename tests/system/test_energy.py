@@ -49,7 +49,7 @@ def counting(monkeypatch, *millijoules):
     return gpus
 
 
-def test_gpus_are_found_by_number_and_by_the_beginning_of_their_uuid(monkeypatch):
+def test_gpus_are_found_by_number_and_beginning_of_uuid(monkeypatch):
     gpus = counting(monkeypatch, 7, 1500, 500)
     meter = EnergyMeter(gpu_counters(["1", "GPU-2"]))
     assert meter.joules() == 2.0
@@ -57,7 +57,7 @@ def test_gpus_are_found_by_number_and_by_the_beginning_of_their_uuid(monkeypatch
     assert meter.joules() == 3.0
 
 
-def test_a_counter_that_fails_in_mid_run_ends_the_figure_and_not_the_training(monkeypatch, capsys):
+def test_a_counter_that_fails_ends_the_figure_and_not_the_run(monkeypatch, capsys):
     gpus = counting(monkeypatch, 1500, 500)
     meter = EnergyMeter(gpu_counters(["0", "1"]))
     assert meter.joules() == 2.0

@@ -94,7 +94,7 @@ def test_what_a_library_writes_takes_the_place_of_a_link(folder, precious):
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/"), os.mkfifo], ids=["link", "pipe"])
 @pytest.mark.parametrize("name", ["result.json", "study.json", "config.json", "logs", "checkpoints/step-1.safetensors"])
-def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, make, name):
+def test_what_leads_out_of_a_directory_is_refused_by_readers(folder, make, name):
     (folder / name).parent.mkdir(exist_ok=True)
     make(folder / name)
     with pytest.raises(RequestError, match=name):

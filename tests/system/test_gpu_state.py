@@ -65,7 +65,7 @@ def test_heat_that_has_passed_is_counted(install):
     assert read_again(before)[0].slowdown == "thermal slowdown for 1.5 s of the training"
 
 
-def test_a_power_limit_that_is_changed_meanwhile_is_in_the_settings(install):
+def test_a_power_limit_changed_meanwhile_is_in_the_settings(install):
     nvml = install({"GPU-aaaa": dict(H100)})
     before = read_gpus(["0"], ["0"])
     nvml.gpus["GPU-aaaa"]["EnforcedPowerLimit"] = 350_000
@@ -83,7 +83,7 @@ def test_what_is_not_supported_is_none(install):
     assert state.settings == "power limit ?, clocks at most ?/?, application clocks ?/?, ECC ?, MIG ?"
 
 
-def test_a_release_of_the_bindings_without_a_function_is_no_error(install, monkeypatch):
+def test_bindings_without_a_function_are_no_error(install, monkeypatch):
     nvml = install({"GPU-aaaa": dict(H100)})
     monkeypatch.delattr(Nvml, "__getattr__")  # now only what is defined is there
     assert not hasattr(nvml, "nvmlDeviceGetApplicationsClock")
@@ -107,7 +107,7 @@ def test_gpus_are_found_by_the_beginning_of_their_uuid(install):
     assert unknown.unread == "NVML lists no GPU 7"
 
 
-def test_of_a_part_of_a_gpu_clocks_and_power_are_those_of_the_whole(install):
+def test_a_part_of_a_gpu_has_the_clocks_and_power_of_the_whole(install):
     part = {"Name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "MemoryInfo": SimpleNamespace(total=42_000_000_000)}
     install({"GPU-aaaa": H100 | {"MigMode": [1, 1]}, "MIG-1": part}, mig={"GPU-aaaa": ["MIG-1"]})
     (state,) = read_gpus(["MIG-1"], ["MIG-1"])

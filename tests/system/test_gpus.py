@@ -21,6 +21,8 @@ from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
 from tests.support.nvml import Nvml
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _asked_anew():
@@ -107,7 +109,7 @@ def test_where_nvidia_smi_is_not_installed_nvml_is_asked(machine, monkeypatch):
 
 
 @pytest.mark.parametrize("script", [None, "echo Failed to initialize NVML: Driver/library version mismatch; exit 18"])
-def test_gpus_that_cannot_be_listed_are_refused_instead_of_the_cpu_taken(machine, monkeypatch, script):
+def test_gpus_that_cannot_be_listed_are_refused(machine, monkeypatch, script):
     machine(script, files=["nvidia0", "nvidiactl"])
     nvml(monkeypatch)
     with pytest.raises(RequestError, match=r"has .*/nvidia0, but its GPUs cannot be listed: .*Driver Not Loaded"):
@@ -123,7 +125,7 @@ def test_an_nvidia_smi_that_hangs_is_ended_and_nvml_left_alone(machine, monkeypa
         installed_gpus()
 
 
-def test_a_driver_s_program_on_a_machine_without_gpus_is_no_obstacle(machine):
+def test_a_drivers_program_without_gpus_is_no_obstacle(machine):
     machine("echo NVIDIA-SMI has failed; exit 9")
     assert Cluster.partition(1, 1).device_type == "cpu"
 
@@ -170,7 +172,7 @@ def test_a_gpu_that_another_process_fills_is_named(machine, tmp_path):
     assert used_gpus(["0", "GPU-aaaa"]) == []
 
 
-def test_compute_capabilities_are_those_of_the_gpus_by_any_of_their_names(machine, tmp_path):
+def test_compute_capabilities_are_found_by_any_name_of_a_gpu(machine, tmp_path):
     listing = NVIDIA_SMI + "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
     (tmp_path / "listing").write_text(listing)
     rows = "GPU-aaaa0000, 9.0\\nGPU-bbbb1111, 12.0\\nGPU-cccc2222, 7.5\\nGPU-dddd3333, 8.6\\n"
@@ -181,7 +183,7 @@ def test_compute_capabilities_are_those_of_the_gpus_by_any_of_their_names(machin
 @pytest.mark.parametrize(
     "answer", ["echo GPU-aaaa0000, [N/A]", "echo 'Field \"compute_cap\" is not a valid field'; exit 2"]
 )
-def test_a_driver_that_does_not_tell_the_compute_capability_is_no_error(machine, tmp_path, answer):
+def test_a_driver_without_the_compute_capability_is_no_error(machine, tmp_path, answer):
     (tmp_path / "listing").write_text(NVIDIA_SMI)
     machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) {answer};; esac')
     assert compute_capabilities(["0"]) == {}
@@ -192,7 +194,7 @@ def test_a_driver_that_does_not_tell_the_compute_capability_is_no_error(machine,
     ["echo GPU-aaaa, [N/A]", "echo 'Field \"compute_cap\" is not a valid field'; exit 2", "exit 9", None],
     ids=["not told", "not known", "nothing", "no nvidia-smi"],
 )
-def test_where_nvidia_smi_does_not_tell_the_compute_capability_nvml_does(machine, monkeypatch, answer):
+def test_nvml_tells_the_compute_capability_nvidia_smi_lacks(machine, monkeypatch, answer):
     listing = "echo 'GPU 0: H100 (UUID: GPU-aaaa)'; echo 'GPU 1: T4 (UUID: GPU-bbbb)'"
     machine(answer and f'case "$1" in -L) {listing};; *) {answer};; esac', files=["nvidia0"])
     capabilities = {"GPU-aaaa": (9, 0), "GPU-bbbb": (7, 5)}
@@ -203,7 +205,7 @@ def test_where_nvidia_smi_does_not_tell_the_compute_capability_nvml_does(machine
     assert compute_capabilities(["GPU-aa"]) == {}
 
 
-def test_where_nvidia_smi_hangs_nvml_is_not_asked_for_the_compute_capability(machine, monkeypatch):
+def test_where_nvidia_smi_hangs_nvml_is_not_asked(machine, monkeypatch):
     machine("case \"$1\" in -L) echo 'GPU 0: H100 (UUID: GPU-aaaa)';; *) sleep 60;; esac")
     monkeypatch.setattr(devices, "LISTING_SECONDS", 0.5)
     monkeypatch.setitem(sys.modules, "pynvml", Nvml({"GPU-aaaa": {"CudaComputeCapability": (9, 0)}}))

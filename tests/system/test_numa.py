@@ -22,7 +22,7 @@ def numa_nodes(tmp_path):
     return put
 
 
-def test_each_process_gets_the_cores_of_the_numa_node_of_its_gpus(numa_nodes):
+def test_each_process_gets_the_cores_near_its_gpus(numa_nodes):
     usable = set(range(16))
     near = near_cores([[{0}], [{0}], [{1}], [{1}]], 4, usable, numa_nodes(TWO_NODES))
     assert near == [{0, 1, 2, 3, 8, 9, 10, 11}] * 2 + [{4, 5, 6, 7, 12, 13, 14, 15}] * 2
@@ -64,7 +64,7 @@ def test_processes_are_left_alone(numa_nodes, gpus_of_processes, cores_each, usa
     assert near_cores(gpus_of_processes, cores_each, set(usable), numa_nodes(cpulists)) == []
 
 
-def test_binding_reaches_threads_that_are_there_already_and_those_to_come():
+def test_binding_reaches_present_and_future_threads():
     usable, done = os.sched_getaffinity(0), threading.Event()
     before = threading.Thread(target=done.wait)
     before.start()

@@ -35,7 +35,7 @@ def test_a_name_of_a_secret_is_never_recorded(name):
         "0123456789abcdef0123", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
     ],
 )  # fmt: skip
-def test_a_value_that_looks_like_a_secret_is_not_recorded_and_its_name_is_shown(value):
+def test_a_value_like_a_secret_is_recorded_by_name_alone(value):
     environ = {"XLA_FLAGS": value}
     assert speed_variables(environ, threads=1) == {}
     assert withheld_variables(environ) == ["XLA_FLAGS"]

@@ -65,14 +65,14 @@ def test_without_any_rule_nothing_is_asked_of_a_backend():
     assert backend.calls == []
 
 
-def test_the_average_takes_the_place_of_the_weights_and_statistics_stay():
+def test_the_average_replaces_weights_and_statistics_stay():
     model = entered(Statistics(weight_average=0.9))
     assert np.array_equal(model["conv.weight"], [0.5, 0.5])
     assert np.array_equal(model["bn.running_mean"], [7.0, 7.0])
 
 
 @pytest.mark.parametrize("num_batches", [1, 4])
-def test_recomputed_statistics_are_those_of_the_batches_alone_and_of_the_evaluated_weights(num_batches):
+def test_recomputed_statistics_are_of_the_batches_alone(num_batches):
     batches = [(np.array([step, 1.0]), np.array([2.0, step + 1])) for step in range(num_batches)]
     backend = Statistics(weight_average=0.9, batchnorm_recompute=num_batches)
     model = entered(backend, batches)

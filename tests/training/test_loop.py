@@ -57,7 +57,7 @@ def calls_before_the_evaluation(backend):
     return backend.calls[: backend.calls.index("evaluate", last_step)]
 
 
-def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path):
+def test_an_epoch_counts_samples_once_and_ends_evaluated(tmp_path):
     _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
     assert events[Ready][0].steps == 90
     assert sum(series(events, "global_counts")) == 2 * 1438
@@ -105,7 +105,7 @@ def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
     assert means == pytest.approx(np.full(45, np.log(10)), rel=1e-3)
 
 
-def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, monkeypatch):
+def test_losses_are_read_in_bulk_and_steps_end_synchronised(tmp_path, monkeypatch):
     monkeypatch.setattr(step_log, "SECONDS_BETWEEN_EVENTS", 1e9)
     backend, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     training = calls_before_the_evaluation(backend)
@@ -163,7 +163,7 @@ class TimesItsSteps(RunsAhead):
         return [second - first for first, second in itertools.pairwise(ends)]
 
 
-def test_a_device_that_times_its_steps_gives_each_of_a_window_its_own_seconds(tmp_path):
+def test_a_clock_of_the_device_times_each_step_of_a_window(tmp_path):
     _, _, events = train(
         tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=TimesItsSteps
     )
@@ -175,7 +175,7 @@ def test_a_device_that_times_its_steps_gives_each_of_a_window_its_own_seconds(tm
     assert {event.are_timed for event in events[StepsTrained]} == {None}
 
 
-def test_without_such_a_clock_no_step_of_a_window_has_a_percentile(tmp_path):
+def test_without_a_device_clock_no_windowed_step_has_percentiles(tmp_path):
     _, _, events = train(
         tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
     )
@@ -219,7 +219,7 @@ def test_energy_is_read_around_every_step(tmp_path):
     assert series(events, "joules") == [5.0] * 20
 
 
-def test_what_happens_between_steps_is_told_apart_from_evaluation(tmp_path, monkeypatch):
+def test_time_between_steps_is_told_apart_from_evaluation(tmp_path, monkeypatch):
     evaluate = NumpyBackend.evaluate_step
     monkeypatch.setattr(NumpyBackend, "evaluate_step", lambda *arguments: time.sleep(0.05) or evaluate(*arguments))
     _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
@@ -258,7 +258,7 @@ def test_a_step_contains_its_wait_for_data(tmp_path):
         assert 0 <= data <= step
 
 
-def test_what_the_first_and_the_last_step_received_and_computed_is_recorded(tmp_path):
+def test_what_the_first_and_last_step_computed_is_recorded(tmp_path):
     backend, trained, events = train(tmp_path, steps=46, learning_rate=0.01)  # the 45th is not full
     computed = trained.computed
     assert (computed.optimizer_steps, computed.images) == (46, 1438 + 32)
@@ -289,7 +289,7 @@ def test_evaluations_come_as_often_as_asked_for(tmp_path):
     assert [event.step for event in events[Evaluated]] == [10, 20, 25]
 
 
-def test_a_run_ends_at_the_first_evaluation_that_reaches_its_target(tmp_path):
+def test_a_run_ends_at_the_first_evaluation_at_its_target(tmp_path):
     settings = {"evaluate_every": 2}
     _, whole, events = train(tmp_path / "whole", steps=12, learning_rate=0.01, settings=settings)
     accuracies = {event.step: event.correct / event.count for event in events[Evaluated]}
@@ -305,7 +305,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_its_target(tmp_path):
     assert list(stopped.computed.batch_digests) == [1, first]
 
 
-def test_processes_that_train_on_begin_together_when_all_know_that_the_target_is_not_reached(tmp_path):
+def test_processes_train_on_together_once_all_missed_the_target(tmp_path):
     settings = {"evaluate_every": 4, "target_accuracy": 1.0, "stop_at_target": True}
     backend, _, events = train(tmp_path, steps=9, learning_rate=1e-9, settings=settings)
     assert [event.step for event in events[Evaluated]] == [4, 8, 9]
@@ -330,7 +330,7 @@ def test_a_run_that_goes_on_from_its_target_trains_no_more(tmp_path, monkeypatch
     assert events[StepsTrained] == []
 
 
-def test_a_run_that_goes_on_ends_where_one_that_was_not_interrupted_does(tmp_path, monkeypatch):
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path, monkeypatch):
     """A checkpoint is no evaluation: a target that is reached between two of them is found by the second."""
     monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
     settings = {"target_accuracy": 0.05, "stop_at_target": True, "evaluate_every": 7}
@@ -357,7 +357,7 @@ Bare._to_device, Bare._forward = NumpyBackend._to_device, NumpyBackend._forward
 Bare.__abstractmethods__ = frozenset()
 
 
-def test_a_backend_of_eleven_methods_trains_and_what_it_does_not_tell_is_not_known(tmp_path):
+def test_a_backend_of_eleven_methods_trains(tmp_path):
     assert len(Backend.__abstractmethods__) == 11
     _, trained, events = train(tmp_path, steps=3, backend_class=Bare)
     assert len(series(events, "losses")) == 3

@@ -29,7 +29,7 @@ def keep(run_dir, num_processes, **workload):
     return load_predictions(run_dir), store
 
 
-def test_every_sample_is_predicted_once_by_any_number_of_processes(tmp_path):
+def test_any_number_of_processes_predicts_each_sample_once(tmp_path):
     (alone, store), (shared, _) = (keep(tmp_path / str(number), number) for number in (1, 4))
     assert len(alone.labels) == 359
     assert alone.labels.tolist() == store.split("validation").labels.tolist() == shared.labels.tolist()

@@ -57,7 +57,7 @@ def trained(tmp_path, monkeypatch):
     return train
 
 
-def test_gpus_are_read_before_training_and_right_after_the_last_step(trained, install_gpus):
+def test_gpus_are_read_before_training_and_after_the_last_step(trained, install_gpus):
     install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
     (gpu,) = trained("0").gpus
     assert gpu.uuid == "GPU-aaaa"
@@ -84,9 +84,7 @@ def two_numa_nodes(tmp_path, monkeypatch):
     return usable
 
 
-def test_a_process_is_bound_to_the_cores_near_its_gpu_and_counts_those_of_the_machine(
-    trained, install_gpus, two_numa_nodes
-):
+def test_a_process_is_bound_to_the_cores_near_its_gpu(trained, install_gpus, two_numa_nodes):
     install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
     record = trained("0", Cluster.partition(gpus=["0"], num_cores=2))
     assert two_numa_nodes == {2, 3}
