@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,9 +18,12 @@ import pytest
 from PIL import Image
 
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.errors import RequestError
 from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.launch.local import launch
 from dpcompare.system.devices import installed_gpus, visible_gpus
+from dpcompare.system.network_namespace import why_not_permitted
+from tests.support.no_process import no_process
 from tests.support.runs import SharedRuns, turn
 from tests.support.warm import WarmLauncher
 
@@ -28,17 +33,59 @@ MASK = os.environ.get("CUDA_VISIBLE_DEVICES")
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
 
 
+NOT_UNIT = {"process", "seconds", "slow", "alone", "root", "gpu", *FRAMEWORKS}
+"""Marks of tests that are not in the tier `unit`."""
+FIXTURES_WITH_PROCESSES = {"install_gpus", "run_once", "warm_launcher"}
+"""Whoever has one of them, itself or by another fixture, starts processes."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test marked with a framework's name needs that framework."""
+    """A test marked with a framework's name needs that framework; one without a mark that costs more is `unit`."""
+    missing = {
+        framework: [package for package in row.packages if find_spec(package) is None]
+        for framework, row in FRAMEWORKS.items()
+    }
     for item in items:
-        for framework, row in FRAMEWORKS.items():
-            missing = [package for package in row.packages if find_spec(package) is None]
-            if item.get_closest_marker(framework) and missing:
-                item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not installed (extra {framework})"))
+        for framework, packages in missing.items():
+            if item.get_closest_marker(framework) and packages:
+                item.add_marker(pytest.mark.skip(reason=f"{', '.join(packages)} not installed (extra {framework})"))
+        if not FIXTURES_WITH_PROCESSES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.process)
+        if NOT_UNIT.isdisjoint(mark.name for mark in item.iter_markers()):
+            item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
         if item.get_closest_marker("gpu") and not visible_gpus(installed_gpus()):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU is visible"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """No fixture of a test of the tier `unit` starts a process."""
+    if item.get_closest_marker("unit"):
+        _ask_the_machine()
+    with guarded(item):
+        return (yield)
+
+
+def _ask_the_machine() -> None:
+    """What is asked of it by a process, once: the answers are kept, so which test comes first makes no difference."""
+    why_not_permitted()
+    platform.processor()
+    with contextlib.suppress(RequestError):
+        installed_gpus()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """No test of the tier `unit` starts a process."""
+    with guarded(item):
+        return (yield)
+
+
+def guarded(item: pytest.Item) -> AbstractContextManager[None]:
+    return no_process() if item.get_closest_marker("unit") else contextlib.nullcontext()
 
 
 @pytest.fixture(scope="session")
@@ -151,22 +198,24 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """Each test runs in a directory of its own and leaves no process, thread or environment variable."""
+    # All of /proc is read for the processes: more than a test of the tier `unit` takes, which may start none.
+    children = set if request.node.get_closest_marker("unit") else _children
     with contextlib.chdir(tmp_path):
-        yield from _compared_with_before()
+        yield from _compared_with_before(children)
 
 
-def _compared_with_before() -> Iterator[None]:
-    environment, threads, children = _environment(), set(threading.enumerate()), _children()
+def _compared_with_before(find_children: Callable[[], set[int]]) -> Iterator[None]:
+    environment, threads, children = _environment(), set(threading.enumerate()), find_children()
     yield
     # A browser that was closed takes a moment to be gone.
     deadline = time.monotonic() + SECONDS_TO_BE_GONE
-    while time.monotonic() < deadline and not (set(threading.enumerate()) <= threads and _children() <= children):
+    while time.monotonic() < deadline and not (set(threading.enumerate()) <= threads and find_children() <= children):
         time.sleep(0.05)
     assert _environment() == environment
     assert set(threading.enumerate()) <= threads
-    left = _children() - children
+    left = find_children() - children
     for pid in left:  # ours; the next tests are not to fail for it
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

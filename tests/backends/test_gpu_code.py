@@ -63,6 +63,7 @@ def test_torch_says_what_it_was_built_for():
     assert bool(built_for) == has_cuda
 
 
+@pytest.mark.process
 def test_a_framework_that_cannot_be_imported_is_named():
     with pytest.raises(RequestError, match="torch of '/bin/false' cannot be asked for which GPUs it was built"):
         compiled_for("torch", "/bin/false")

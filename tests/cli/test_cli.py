@@ -268,6 +268,7 @@ def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
     assert (planned["config"]["framework"], planned["config"]["mode"]) == ("torch", "ddp")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("mode", "given", "devices"),
     [
@@ -290,6 +291,7 @@ def test_simulated_devices_are_two_replicas_by_default(mode, given, devices):
     assert (len(nodes), len(nodes[0]["devices"])) == devices
 
 
+@pytest.mark.process
 def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
@@ -300,6 +302,7 @@ def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
     assert {row["usable"] for row in listed if row["framework"] == "torch"} == {False}
 
 
+@pytest.mark.process
 def test_with_json_a_refusal_is_one_object():
     refused = dpcompare("run", "--framework", "toch", "--mode", "ddp", "--json")
     assert refused.code == 2
@@ -344,6 +347,7 @@ def test_the_help_shows_every_option_of_a_run_in_one_group():
     assert shown.count("FRAMEWORK:MODE") == 1  # in the usage, not as an option
 
 
+@pytest.mark.process
 def test_plan_shows_eight_gpus_as_two_nodes_of_four():
     planned = invoke("plan", "--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2")
     assert planned.code == 0
@@ -354,6 +358,7 @@ def test_plan_shows_eight_gpus_as_two_nodes_of_four():
     assert not Path("runs").exists()
 
 
+@pytest.mark.process
 def test_plan_as_json_has_two_workers_on_distinct_ports():
     arguments = [
         "--framework",
@@ -394,12 +399,14 @@ def test_flag_before_environment_before_file_before_default(tmp_path):
     assert workload["global_batch_size"] == 32
 
 
+@pytest.mark.process
 def test_a_config_file_can_hold_the_whole_request(tmp_path):
     (tmp_path / "config.toml").write_text('framework = "torch"\nmode = "ddp"\nnodes = 2\nlearning_rate = 1\n')
     planned = dpcompare("plan", "--json", "--config", "config.toml").json
     assert planned["num_nodes"] == 2
 
 
+@pytest.mark.process
 def test_data_prepare_describes_the_store(photos):
     prepared = dpcompare("data", "prepare", "photos", "store", "--image-size", "32", "--json")
     assert prepared.code == 0

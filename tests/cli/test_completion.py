@@ -87,6 +87,7 @@ def test_datasets_are_the_built_in_ones_and_folders(tmp_path):
     assert asked("run", "--dataset", "pho") == ["photos"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "answers"),
@@ -133,6 +134,7 @@ OF_WHOLE_WORDS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 @pytest.mark.parametrize(("typed", "answers"), OF_WHOLE_WORDS)
 def test_fish_gets_whole_words(on_the_path, tmp_path, typed, answers):
@@ -142,6 +144,7 @@ def test_fish_gets_whole_words(on_the_path, tmp_path, typed, answers):
     assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == answers, done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_shows_an_explanation_to_its_end(on_the_path, tmp_path):
     command = "dpcompare completion fish | source; complete -C 'dpcompare run torch:dd'"
@@ -150,6 +153,7 @@ def test_fish_shows_an_explanation_to_its_end(on_the_path, tmp_path):
     assert done.stdout == f"torch:ddp\t{MODES['torch', 'ddp'].summary}\n"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 @pytest.mark.parametrize(("typed", "answers"), OF_WHOLE_WORDS)
 def test_zsh_gets_whole_words(on_the_path, typed, answers):
@@ -165,12 +169,14 @@ def test_zsh_gets_whole_words(on_the_path, typed, answers):
     assert done.stdout.replace("\t", ":").splitlines() == answers, done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_has_a_script_that_asks(shell):
     script = invoke("completion", shell).stdout
     assert f"_DPCOMPARE_COMPLETE={shell}_complete" in script
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "answers"), [("run\n--mode\nd", ["plain,dp", "plain,ddp"]), ("report\nstu", ["plain,studies/modes"])]
 )
@@ -187,6 +193,7 @@ def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answe
     assert not imported & {"torch", "tensorflow", "keras", "rich", "scipy", "numpy", "altair"}
 
 
+@pytest.mark.process
 def test_the_list_of_commands_imports_no_command_and_no_config():
     command = [sys.executable, "-X", "importtime", "-m", "dpcompare", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -117,6 +117,7 @@ def command_lines(draw):
     return line + draw(st.lists(st.text(max_size=8), max_size=1))
 
 
+@pytest.mark.seconds
 @few_and(400)
 def test_command_lines(cases):
     codes = set()
@@ -146,6 +147,7 @@ KEYS = st.one_of(
 )
 
 
+@pytest.mark.seconds
 @few_and(400)
 def test_toml_files(cases, tmp_path):
     file = tmp_path / "options.toml"
@@ -182,6 +184,7 @@ def changed(content, changes):
     return content
 
 
+@pytest.mark.seconds
 @few_and(400)
 def test_checkpoints(cases):
     whole = encode(made())
@@ -210,6 +213,7 @@ def test_checkpoints(cases):
             decode(sealed({"__metadata__": described | {"checksum": "0" * 64}, "model.w": tensor}))
 
 
+@pytest.mark.seconds
 @few_and(250)
 def test_stores(cases, tmp_path):
     whole = prepare("synthetic-mini", tmp_path / "whole", 8)
@@ -232,6 +236,7 @@ def test_stores(cases, tmp_path):
 GENERATORS = st.randoms(use_true_random=False)
 
 
+@pytest.mark.seconds
 @few_and(400)
 def test_files_of_studies_and_runs(cases, tmp_path):
     """The report of a study of which one file says something else."""
@@ -269,6 +274,7 @@ def test_files_of_studies_and_runs(cases, tmp_path):
     assert codes == {0, 2}
 
 
+@pytest.mark.seconds
 @few_and(800)
 def test_events_of_a_run(cases, tmp_path):
     """What was logged before a file was damaged, as by a loss of power, is read; what comes after is not believed."""
@@ -321,6 +327,7 @@ def _swallows(content):
         subprocess.run(["true"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("read", "place"),
     [

@@ -173,6 +173,7 @@ def test_commands_that_read_execute_nothing_and_write_no_more(hostile, tmp_path)
     assert not any("<script>alert" in Path(allowed, page).read_text() for page in ("page.html", "more.html"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("option", "imported"),
     [

@@ -51,6 +51,7 @@ def test_what_shows_progress_outlives_the_loss_of_its_output(tmp_path, monkeypat
 REFUSED = f"{sys.executable} -m dpcompare run --framework nothing --mode ddp"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lost", ["2>/dev/full", "2>&-", "--json >/dev/full 2>/dev/full", "2>&1 | true"])
 def test_the_exit_code_outlives_the_loss_of_output(lost):
     """Python itself exits with another code where stderr cannot be flushed at its end."""
@@ -79,6 +80,7 @@ with if_anybody_reads():
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("output", "says"), [("pipe", ""), ("/dev/full", "could not write the output: No space left on device\n")]
 )

@@ -52,6 +52,7 @@ def test_a_home_that_nobody_knows_is_named(tmp_path):
     assert "received '~nobody0/x', whose home directory is not known" in done.stderr
 
 
+@pytest.mark.process
 def test_a_current_directory_that_was_removed_is_told(tmp_path):
     done = shell(f"mkdir {tmp_path}/x; cd {tmp_path}/x; rmdir {tmp_path}/x; dpcompare {RUN} --run-dir {tmp_path}/run")
     assert done.returncode == 2
@@ -66,6 +67,7 @@ def test_a_name_that_is_too_long_is_refused(command):
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.process
 def test_a_loopback_that_is_down_is_told_before_anything_starts(tmp_path):
     made = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True)
     if made.returncode:
@@ -76,6 +78,7 @@ def test_a_loopback_that_is_down_is_told_before_anything_starts(tmp_path):
     assert "RequestError: processes cannot reach each other at 127.0.0.1" in done.stderr
 
 
+@pytest.mark.process
 def test_plots_under_a_limit_of_address_space_are_refused(tmp_path):
     script = "import resource; resource.setrlimit(resource.RLIMIT_AS, (20 << 30, 20 << 30))\n"
     script += "from dpcompare.report.charts import load_altair; load_altair()"

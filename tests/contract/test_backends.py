@@ -37,11 +37,13 @@ def imported_frameworks(code):
     return done.stdout.split()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", CORE_MODULES)
 def test_the_core_loads_no_framework(module):
     assert imported_frameworks(f"import {module}") == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -144,12 +146,14 @@ def test_a_mode_whose_extra_is_missing_names_it(monkeypatch):
     require_mode("torch", "ddp")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("python", ["/does/not/exist", "/bin/false"])
 def test_an_interpreter_that_cannot_be_used_is_named(python):
     with pytest.raises(RequestError, match=f"the interpreter '{python}' for torch cannot be used"):
         missing_packages("torch", python)
 
 
+@pytest.mark.process
 def test_a_framework_that_is_not_installed_names_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")

@@ -34,6 +34,7 @@ def test_duplicates_are_counted(train, validation, shared, repeated):
     assert len(list(found.remarks())) == (shared > 0) + (repeated > 0)
 
 
+@pytest.mark.process
 def test_a_dataset_with_duplicates_says_so(photos, tmp_path):
     for split in ("train", "validation"):
         shutil.copytree(photos, tmp_path / "split" / split)

@@ -31,6 +31,7 @@ def private(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_postscript_that_is_called_a_photograph_is_not_executed(photos, tmp_path, monkeypatch):
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -70,6 +71,7 @@ print([str(arguments[0]) for name, arguments in events if name == "open" and "ho
 """
 
 
+@pytest.mark.process
 def test_preparing_starts_no_program_and_opens_nothing_outside(photos, private, tmp_path):
     (photos / "cat" / "x.jpg").write_text(POSTSCRIPT)
     (photos / "cat" / "link.png").symlink_to(private)
@@ -109,6 +111,7 @@ def test_a_folder_that_links_outside_is_refused_unlisted(photos, private, tmp_pa
     (root / place).unlink()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["pipe", "device", "link"])
 def test_a_list_of_stanford_dogs_names_only_its_own_files(photos, private, tmp_path, kind):
     root = tmp_path / "dogs"
@@ -128,6 +131,7 @@ def test_a_list_of_stanford_dogs_names_only_its_own_files(photos, private, tmp_p
         prepare(root, tmp_path / "store", 8, num_processes=1)
 
 
+@pytest.mark.process
 def test_folders_a_thousand_deep_are_read(photos, tmp_path):
     deep = photos / "cat"
     descriptor = os.open(deep, os.O_RDONLY)

@@ -19,6 +19,8 @@ from dpcompare.launch.inputs import num_training_images
 from tests.support.command import invoke
 from tests.support.inputs import config, inputs
 
+pytestmark = pytest.mark.seconds  # the library takes them to load
+
 CLASSES = ["cat", "dog"]
 
 

@@ -50,6 +50,7 @@ def test_split_folders_are_taken_as_they_are(photos, tmp_path, validation):
     assert counts(prepare(root, tmp_path / "store", 32)) == {"train": 15, "validation": 5}
 
 
+@pytest.mark.process
 def test_the_stanford_dogs_layout(photos, tmp_path):
     root = tmp_path / "dogs"
     shutil.copytree(photos, root / "Images")
@@ -68,6 +69,7 @@ def test_the_stanford_dogs_layout(photos, tmp_path):
     assert np.array_equal(store.split("validation").images[0], expected)
 
 
+@pytest.mark.process
 def test_a_stanford_list_cannot_point_outside(photos, tmp_path):
     root = tmp_path / "dogs"
     shutil.copytree(photos, root / "Images")
@@ -87,6 +89,7 @@ def test_several_processes_write_the_same_store_as_one(photos, tmp_path):
     assert seen[-1] == (20, 20)
 
 
+@pytest.mark.process
 def test_a_script_without_a_main_guard_can_prepare(photos, tmp_path):
     script = "from dpcompare.data.prepare import prepare; from pathlib import Path\n"
     script += "prepare('photos', Path('store'), 32, num_processes=2); print('once')"
@@ -112,6 +115,7 @@ def preparing(tmp_path):
         process.kill()
 
 
+@pytest.mark.process
 def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
     preparing.terminate()
     preparing.communicate(timeout=30)
@@ -119,6 +123,7 @@ def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
 
 
+@pytest.mark.process
 def test_a_killed_preparation_leaves_no_process(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     assert len(children) > 1
@@ -143,6 +148,7 @@ def test_preparing_removes_no_folder_that_is_not_its_own(tmp_path):
     assert set(tmp_path.iterdir()) == mine | {tmp_path / "store"}
 
 
+@pytest.mark.process
 def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     decoding = [pid for pid in children if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -170,6 +176,7 @@ def test_every_kind_of_image_becomes_rgb(mode):
     assert resize(Image.new(mode, (50, 40)), 16).shape == (16, 16, 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("damage", ["empty file", "unequal lists", "a file that crashes SciPy 1.17"])
 def test_a_broken_stanford_list_is_named(photos, tmp_path, damage):
     root = tmp_path / "dogs"
@@ -255,6 +262,7 @@ def test_a_folder_one_level_too_high_is_recognised(photos, tmp_path):
         find_images(tmp_path / "above")
 
 
+@pytest.mark.process
 def test_what_is_left_out_is_told(photos, tmp_path):
     assert prepare(photos, tmp_path / "whole", 32).manifest.notes == ()
     (photos / "empty").mkdir()

@@ -37,6 +37,7 @@ def test_images_are_memory_mapped(store):
     assert split.images.dtype == np.uint8
 
 
+@pytest.mark.seconds
 def test_the_identity_depends_on_the_data_and_not_on_the_place(store, tmp_path):
     again = prepare("digits", tmp_path / "again", 8)
     other = prepare("digits", tmp_path / "other", 9)

@@ -8,6 +8,7 @@ import pytest
 HOOK = Path(__file__).parents[2] / ".ci" / "commit-message"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("message", "says"),
     [

@@ -126,6 +126,7 @@ def part(question, noise="normal", rounds=6):
     return calibration.part(calibration.NOISES[noise], generator, question, studies=200, rounds=rounds)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("noise", calibration.NOISES)
 def test_equal_arms_of_other_seeds_are_rarely_called_different(noise):
     assert part("false difference, 2 arms", noise) <= 0.05

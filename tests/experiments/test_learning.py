@@ -343,6 +343,7 @@ def predicted(*classes):
     return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
 
 
+@pytest.mark.seconds
 def test_predictions_are_counted_by_class_and_compared_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)

@@ -164,6 +164,7 @@ def calibrated():
     return [calibration.measured(calibration.NOISES[name], studies=100, seed=2) for name in names]
 
 
+@pytest.mark.seconds
 def test_six_equal_arms_are_rarely_told_apart(calibrated):
     for found in calibrated:
         assert max(found["now"].false_of_six_arms) < 0.1  # 5%, and what 100 studies may have by chance

@@ -12,6 +12,7 @@ from tests.support.results import result
 from tests.support.studies import arm, study
 
 
+@pytest.mark.seconds
 def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():
     orders = [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
     assert all(sorted(order) == ["arm a", "arm b", "arm c", "arm d"] for order in orders)

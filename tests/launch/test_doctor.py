@@ -17,6 +17,7 @@ from tests.conftest import NVIDIA_SMI
 from tests.support.command import dpcompare, invoke
 
 
+@pytest.mark.process
 def test_a_look_without_trials_tells_of_everything():
     done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu")
     names = {finding["name"]: finding for finding in done.json["findings"]}
@@ -27,6 +28,7 @@ def test_a_look_without_trials_tells_of_everything():
     assert names["ports"]["status"] == "ok"
 
 
+@pytest.mark.process
 def test_an_interpreter_that_is_none_is_a_problem(tmp_path):
     done = dpcompare("doctor", "--no-trials", "--python", f"torch={tmp_path / 'nowhere'}")
     assert done.code == 3
@@ -51,6 +53,7 @@ def environment(folder: Path, **packages: list[str]) -> str:
     return str(python)
 
 
+@pytest.mark.process
 def test_cuda_wheels_that_claim_the_same_files_are_found(tmp_path):
     library = "nvidia/nccl/lib/libnccl.so.2"
     both = {"nvidia-nccl-cu12": [library], "nvidia-nccl-cu13": [library], "torch": [], "timm": []}
@@ -99,6 +102,7 @@ def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch,
     ]
 
 
+@pytest.mark.process
 def test_without_gpus_no_framework_is_imported(monkeypatch):
     monkeypatch.setattr(diagnosis, "compiled_for", lambda framework, python: pytest.fail("it was asked"))
     monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
@@ -127,6 +131,7 @@ def test_a_framework_that_nobody_asked_for_is_missed_by_nobody(monkeypatch):
     assert "problem" in [found.status for found in lacking]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("prints", "status", "found"),
     [

@@ -56,6 +56,7 @@ def test_a_gpu_without_memory_is_told_with_what_needs_less(tmp_path, tracebacks)
     assert last == REMEDY
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("line", "is_told"), [(ABORTED, True), (TRIED_AGAIN, False), ("Segmentation fault", False)])
 def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
     log = log_path(tmp_path, 0, 0)

@@ -576,6 +576,7 @@ def test_a_namespace_is_gone_with_whoever_made_it():
     assert not is_alive(network.pid)
 
 
+@pytest.mark.process
 def test_ssh_that_is_refused_on_one_host_ends_the_run_at_once(tmp_path, monkeypatch):
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = refused ] && exit 255\nexec sleep 60\n')

@@ -169,6 +169,7 @@ except RequestError as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("room", "message"),
     [(200_000, "the store cannot be written below"), (5_000_000, "weights cannot be written below")],
@@ -253,6 +254,7 @@ def test_nothing_is_left_in_the_cache_but_whole_files():
     assert not list(Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*"))
 
 
+@pytest.mark.process
 def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch):
     """Three commands at once: each verified it, removed it, and prepared it again under the others."""
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))

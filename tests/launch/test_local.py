@@ -25,6 +25,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.process
 def test_all_nodes_end_with_their_own_environment_and_log(tmp_path):
     code = "import os; print('node', os.environ['NAME'])"
     outcome = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
@@ -33,6 +34,7 @@ def test_all_nodes_end_with_their_own_environment_and_log(tmp_path):
     assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
 
 
+@pytest.mark.process
 def test_the_first_failure_stops_the_others(tmp_path):
     start = time.monotonic()
     pid_file = tmp_path / "pid"
@@ -58,6 +60,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.process
 def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
     """The trap: Python calls its hooks of a fork, and what a signal raises in one is printed and thrown away."""
     done = subprocess.run(
@@ -115,6 +118,7 @@ except (KeyboardInterrupt, TimeoutError) as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
 def test_a_signal_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
     """The trap: what a handler raises there makes the next wait for that process last for ever."""
@@ -131,6 +135,7 @@ def test_a_signal_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.process
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SIGTERM_SECONDS", 0.3)
     ready = tmp_path / "ready"
@@ -147,6 +152,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     assert launch(tmp_path, deaf, failing).nodes == {1: 1}
 
 
+@pytest.mark.process
 def test_children_of_a_node_process_end_with_it(tmp_path):
     pid_file = tmp_path / "pid"
     parent = node(
@@ -163,6 +169,7 @@ def test_children_of_a_node_process_end_with_it(tmp_path):
     wait_until(lambda: not is_running(int(pid_file.read_text())))
 
 
+@pytest.mark.process
 def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -173,6 +180,7 @@ def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch
 STARTED = 'Started(pid=os.getpid(), host="here", node_rank=0, local_rank=0, devices=["cpu:0"])'
 
 
+@pytest.mark.process
 def test_events_reach_the_observer(tmp_path):
     code = f"""
     import os
@@ -186,6 +194,7 @@ def test_events_reach_the_observer(tmp_path):
     assert [type(event) for event in seen] == [Started]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("last_word", "vanished"), [('Failed(message="", traceback="")', []), ("Stopped()", []), (None, [0])]
 )
@@ -204,6 +213,7 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
     assert launch(tmp_path, node(0, code)).vanished == vanished
 
 
+@pytest.mark.process
 def test_a_reason_from_outside_stops_the_launch(tmp_path):
     outcome = launch(tmp_path, node(0, "import time; time.sleep(60)"), stopped_by=lambda: "no end after 3 s")
     assert (outcome.nodes, outcome.reasons, outcome.failed) == ({}, ["no end after 3 s"], True)
@@ -225,6 +235,7 @@ sys.exit(128 + signal.SIGKILL)
 """
 
 
+@pytest.mark.process
 def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
     """As on a node that Slurm ends, since another's process failed by the end of one here."""
 
@@ -263,6 +274,7 @@ def silent(folder, *, steps, alive, half_seconds=4):
     return SILENT.format(folder=str(folder), started=STARTED, steps=steps, alive=alive, half_seconds=half_seconds)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("steps", "alive", "half_seconds", "deadlines", "stalls"),
     [
@@ -280,6 +292,7 @@ def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, hal
     assert outcome.failed == stalls
 
 
+@pytest.mark.process
 def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
     code = silent(tmp_path, steps=3, alive=False, half_seconds=1) + last
@@ -287,6 +300,7 @@ def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     assert [stall.state for stall in outcome.stalled] == ["done, but its node process had not exited"]
 
 
+@pytest.mark.process
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     """As by a terminal in which somebody has pressed Ctrl-S."""
     code = silent(tmp_path, steps=3, alive=True)
@@ -299,6 +313,7 @@ def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     assert (outcome.stalled, outcome.nodes) == ([], {0: 0})
 
 
+@pytest.mark.process
 def test_a_stopped_process_is_told_and_ended(tmp_path):
     code = silent(tmp_path, steps=3, alive=True)
     pids = []
@@ -328,6 +343,7 @@ launcher.launch([node], run_dir, Deadlines(start=60, progress=60))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_child_outlives_its_launcher(tmp_path, number):
     pid_file = tmp_path / "pid"

@@ -165,6 +165,7 @@ def test_thread_counts_are_set(mode, nodes, threads):
     assert {node.env["OMP_NUM_THREADS"] for node in plan(run, RUN_DIR, Endpoints([1]))} == {threads}
 
 
+@pytest.mark.process
 def test_a_command_line_survives_the_shell():
     node = plan(config("tensorflow", "multiworker", 2), RUN_DIR / "with 'quotes' and $HOME", Endpoints([1, 2]))[0]
     printed = subprocess.run(
@@ -176,6 +177,7 @@ def test_a_command_line_survives_the_shell():
     assert printed.stdout.splitlines() == list(node.argv[1:])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("framework", "mode", "start"),
     [
@@ -248,6 +250,7 @@ HOSTILE = (
 SHOWS_ARGUMENTS = 'srun() { printf \'%s\\0\' "$@"; }\nexec() { "$@"; }\n'
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", HOSTILE)
 def test_no_value_of_a_job_is_more_than_a_word_to_the_shell(value, tmp_path):
     """The script is run by bash with a function in the place of srun, which writes what it was given."""

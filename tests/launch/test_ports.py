@@ -108,6 +108,7 @@ def not_permitted(monkeypatch):
     why_not_permitted.cache_clear()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("framework", "mode", "nodes", "isolate", "here", "elsewhere"),
     [
@@ -134,6 +135,7 @@ def test_who_gets_a_network(framework, mode, nodes, isolate, here, elsewhere, re
         assert re.search(r"every user of this machine.* read and write files as you, .*--no-isolate$", exposure(asked))
 
 
+@pytest.mark.process
 def test_on_gpus_a_user_needs_the_device_that_only_root_can_make(monkeypatch, tmp_path):
     cluster = Cluster.partition(2, 1, gpus=["0", "1"])
     asked = config("tensorflow", "multiworker", 2).model_copy(update={"cluster": cluster})
@@ -177,6 +179,7 @@ def test_a_study_says_once_what_is_open(not_permitted, tmp_path):
     assert done.stderr.count("can read and write files as you") == 1
 
 
+@pytest.mark.process
 def test_where_no_network_may_be_made_the_request_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("dpcompare.system.network_namespace.sys.executable", "/bin/true")
     with pytest.raises(RequestError, match="this machine permits no network namespace"), isolated():

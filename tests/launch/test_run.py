@@ -230,6 +230,7 @@ def test_an_interrupted_script_stops_its_processes(tmp_path):
     assert result["train_loss"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("second", "status"), [("true", "completed"), ("false", "failed")])
 def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status):
     """`wait -n` of bash forgets one of two jobs that have ended when it looks."""
@@ -262,6 +263,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
         prepare_run(config(), tmp_path / "file")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("replaced", [False, True], ids=["gone", "replaced"])
 def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatch, replaced):
     """Processes go on for long without it: their files are open."""
@@ -283,6 +285,7 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert not run_dir.exists() or not list(run_dir.iterdir())
 
 
+@pytest.mark.process
 def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
     code = f"""
     from pathlib import Path
@@ -356,6 +359,7 @@ def test_a_full_disk_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch
         assert (ended.status, ended.error) == ("interrupted", "OSError: [Errno 28] No space left on device")
 
 
+@pytest.mark.seconds
 def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
     """As by a terminal in which somebody has pressed Ctrl-S."""
     beats = []
@@ -379,6 +383,7 @@ def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch)
     assert beats[0] < beats[1]
 
 
+@pytest.mark.seconds
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
     """Which takes minutes where a scheduler does not answer; they are no part of the run either."""
     there = []

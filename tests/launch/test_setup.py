@@ -118,6 +118,7 @@ def test_jax_is_made_where_it_is_asked_for(environments, index, install_gpus):
     assert listed["node_processes"][0]["argv"][0] == str(environments / "jax" / "bin" / "python")
 
 
+@pytest.mark.process
 def test_uv_makes_it_where_it_is_installed(environments, index):
     done = invoke("setup", "--frameworks", "torch", "--device", "cpu")
     assert done.code == 0, done.stderr
@@ -135,6 +136,7 @@ def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
 
 
+@pytest.mark.process
 def test_an_interrupted_set_up_goes_on(environments, index):
     (index / "keras-99.0-py3-none-any.whl").rename(index / "keras")
     failed = invoke("setup", "--device", "cpu")
@@ -152,6 +154,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     assert (environments / "torch.json").stat().st_mtime_ns == torch
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_the_installer(tmp_path):
     programs, pid = tmp_path / "programs", tmp_path / "pid"
     programs.mkdir()
@@ -211,6 +214,7 @@ def test_a_dry_run_makes_nothing(environments, index):
     assert not environments.exists()
 
 
+@pytest.mark.process
 def test_an_interpreter_that_was_named_must_do(environments, index, monkeypatch):
     monkeypatch.setenv("DPCOMPARE_TORCH_PYTHON", "/nowhere/python")
     refused = invoke("setup")
@@ -250,6 +254,7 @@ def test_nothing_is_made_where_the_next_would_lack_the_same(environments, instal
     assert not environments.exists()
 
 
+@pytest.mark.process
 def test_an_environment_of_another_dpcompare_is_made_again(environments, index, monkeypatch):
     only_torch = ("setup", "--frameworks", "torch", "--device", "cpu")
     assert invoke(*only_torch).code == 0

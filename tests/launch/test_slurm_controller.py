@@ -12,6 +12,8 @@ from dpcompare.launch.engines import slurm, slurm_job
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
 
+pytestmark = pytest.mark.process
+
 CLUSTER = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
 CONFIG = RunConfig(framework="torch", mode="ddp", cluster=CLUSTER, placement=Placement(engine="slurm"))
 

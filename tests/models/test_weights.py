@@ -355,6 +355,7 @@ BROKEN = {
 """Kind of file -> what writes it."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -420,6 +421,7 @@ def test_every_efficientnet_has_published_weights():
     assert published == {name for name in MODELS if name.startswith("efficientnet-")}
 
 
+@pytest.mark.process
 def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
     """Found by fuzzing, with HDF5 1.14.6."""
     monkeypatch.setattr("dpcompare.models.keras_file.LONGEST_SECONDS", 3.0)
@@ -428,6 +430,7 @@ def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
         read_source(content, "endless.h5")
 
 
+@pytest.mark.process
 def test_a_keras_file_is_read_under_a_limit_of_address_space(tmp_path):
     with h5py.File(tmp_path / "file.h5", "w") as file:
         group = file.create_group("layers/fc1/vars")

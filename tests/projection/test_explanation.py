@@ -22,6 +22,8 @@ from tests.support.events import ready, trained
 from tests.support.results import result
 from tests.support.step_parts import SYNCHRONOUS, constant
 
+pytestmark = pytest.mark.seconds
+
 STEPS = 20
 GRADIENT_BYTES = 4 * (16 * 16 * 3 * 512 + 512 + 512 * 10 + 10)
 """Of the model mlp at 16 px."""

@@ -432,6 +432,7 @@ def saved_study(folder, config=None, *, with_ablation=True, **changes):
     return folder
 
 
+@pytest.mark.seconds
 def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     study = saved_study(tmp_path / "study")
     done = invoke("project", study, "--nodes", "2,8", "--link", "25gbit", "--json")

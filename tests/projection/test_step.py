@@ -258,6 +258,7 @@ def test_goals_that_nothing_reaches_are_said_so():
     assert batch_for_efficiency(work(spread=0.5), slow, 0.9) is None
 
 
+@pytest.mark.seconds
 def test_goals_are_found_below_what_is_too_large():
     """With failures: a larger batch has more to lose, and of more nodes one fails sooner."""
     often = Overheads(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)

@@ -37,6 +37,7 @@ def comparison():
     return compared(*arms)
 
 
+@pytest.mark.seconds
 def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
     series = {plot.name: _values(plot) for plot in make_plots(comparison)}
     assert set(series) == {"speed", "rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"}
@@ -49,6 +50,7 @@ def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
     assert len(series["ratios"]) == 1  # one of three pairs has equal replicas
 
 
+@pytest.mark.seconds
 def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
     def pipelined(micro_batches, speed, schedule=None, batch=32):
         found = runs("torch", "ddp", [speed])
@@ -88,6 +90,7 @@ def _values(plot):
     return found
 
 
+@pytest.mark.seconds
 def test_files_for_papers_have_ink(comparison, tmp_path):
     from PIL import Image
 
@@ -98,6 +101,7 @@ def test_files_for_papers_have_ink(comparison, tmp_path):
         assert (darkest < 100, lightest) == (True, 255), path
 
 
+@pytest.mark.seconds
 def test_the_page_names_nothing_outside_itself(comparison):
     page = as_html(comparison)
     assert "default-src 'none'" in page
@@ -152,6 +156,7 @@ def open_page(browser, file):
     assert set(asked) == {file.as_uri()}
 
 
+@pytest.mark.process
 def test_every_plot_is_drawn_and_named(open_page):
     page = open_page()
     assert page.locator("figure svg[role=graphics-document][aria-label]").count() == 8
@@ -159,6 +164,7 @@ def test_every_plot_is_drawn_and_named(open_page):
     assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
 
 
+@pytest.mark.process
 def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     page = open_page()
     speeds = page.locator("table.sortable tbody tr td:nth-child(4)")
@@ -170,12 +176,14 @@ def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     assert page.locator("th[aria-sort=descending]").count() == 1
 
 
+@pytest.mark.process
 def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
     page = open_page()
     page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
     assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
 
 
+@pytest.mark.process
 def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
     page = open_page()
     # By force: where curves lie over each other, the uppermost answers.
@@ -183,6 +191,7 @@ def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
     assert re.search(r", step \d+: loss [\d.]+$", page.locator("#tip").inner_text())
 
 
+@pytest.mark.process
 def test_every_value_can_be_reached_by_keyboard(open_page):
     page = open_page()
     page.locator("#plot-rounds svg").focus()
@@ -206,6 +215,7 @@ def test_every_value_can_be_reached_by_keyboard(open_page):
     assert {"plot-ratios", "plot-scaling", "plot-breakdown", "plot-losses", "plot-memory"} <= set(stops)
 
 
+@pytest.mark.process
 def test_on_paper_nothing_is_folded(open_page):
     page = open_page()
     state = "[...document.querySelectorAll('details')].map(each => each.open)"
@@ -217,6 +227,7 @@ def test_on_paper_nothing_is_folded(open_page):
     assert page.evaluate(state) == before
 
 
+@pytest.mark.process
 def test_on_paper_no_column_is_cut(open_page):
     page = open_page(viewport={"width": 718, "height": 1000})  # A4 between margins of a centimetre, at 96 per inch
     page.emulate_media(media="print")
@@ -224,6 +235,7 @@ def test_on_paper_no_column_is_cut(open_page):
     assert page.evaluate("Math.max(...[...document.querySelectorAll('table')].map(each => each.scrollWidth))") <= 718
 
 
+@pytest.mark.seconds
 def test_an_arm_has_one_colour_in_all_plots(comparison):
     colours = {}
     for plot in make_plots(comparison):
@@ -256,6 +268,7 @@ def test_colours_of_arms_can_be_told_apart():
     assert all(45 < lab(colour)[0] < 62 for colour in COLOURS)  # seen on a white page and on a dark one
 
 
+@pytest.mark.process
 def test_a_table_says_where_the_time_goes(open_page):
     page = open_page()
     page.get_by_text("The same as a table, in milliseconds").click()
@@ -263,6 +276,7 @@ def test_a_table_says_where_the_time_goes(open_page):
     assert row == ["torch ddp 2x1", "5.0", "10.0", "35.0", "2.0"]
 
 
+@pytest.mark.process
 def test_dark_mode_has_light_ink_on_dark_paper(open_page):
     colours = {}
     for scheme in ("light", "dark"):
@@ -278,11 +292,13 @@ def test_dark_mode_has_light_ink_on_dark_paper(open_page):
     assert brightness["dark"][0] < 120 < 600 < min(brightness["dark"][1:])
 
 
+@pytest.mark.process
 def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
     page = open_page(viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.process
 def test_without_scripts_every_figure_is_there(open_page):
     page = open_page(java_script_enabled=False)
     assert "130.0" in page.locator("table.sortable").inner_text()

@@ -76,6 +76,7 @@ def test_no_line_exceeds_the_terminal_and_no_figure_is_broken(width):
             assert text.count(f" {speed}") == 1
 
 
+@pytest.mark.seconds
 def test_the_narrower_the_terminal_the_fewer_columns():
     titles = ["accuracy", "vs 1 device", "images/s"]
     shown = {width: [title for title in titles if title in as_text(study(6), width)] for width in (100, 60, 40)}

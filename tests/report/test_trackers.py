@@ -63,6 +63,7 @@ def test_without_its_library_a_tracker_is_refused(run_dir, monkeypatch, tmp_path
     assert not (tmp_path / "tracked").exists()
 
 
+@pytest.mark.process
 def test_tensorboard(run_dir, tmp_path):
     assert invoke("report", run_dir, "--tensorboard", tmp_path / "events").code == 0
     (file,) = tmp_path.glob("events/torch-ddp-2x1-round-01/events*")
@@ -73,6 +74,7 @@ def test_tensorboard(run_dir, tmp_path):
     assert b'"model": "mlp"' in content
 
 
+@pytest.mark.seconds
 def test_an_mlflow_server_that_is_not_there_is_refused(run_dir):
     pytest.importorskip("mlflow", reason="needs the extra mlflow")
     refused = invoke("report", run_dir, "--mlflow", "http://127.0.0.1:9", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
@@ -80,6 +82,7 @@ def test_an_mlflow_server_that_is_not_there_is_refused(run_dir):
     assert "--mlflow: 'http://127.0.0.1:9' cannot be written" in refused.stderr
 
 
+@pytest.mark.seconds
 def test_mlflow(run_dir, tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     for _ in range(2):
@@ -121,6 +124,7 @@ def values_of(items):
     return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
 
 
+@pytest.mark.process
 def test_wandb(run_dir, tmp_path, monkeypatch):
     """Written offline, and read back from the file that `wandb sync` would send."""
     pytest.importorskip("wandb", reason="needs the extra wandb")

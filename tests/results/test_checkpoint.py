@@ -346,6 +346,7 @@ print(json.dumps([refused, seen]))
 """
 
 
+@pytest.mark.process
 def test_loading_hostile_files_executes_and_reaches_nothing(tmp_path):
     files = dict(hostile_files())
     assert len(files) >= 50

@@ -163,6 +163,7 @@ def config():
 STOPPED_SECONDS = 1.5
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -37,6 +37,7 @@ def test_logs_that_are_short_or_of_other_nodes_stay(tmp_path, name, size):
     assert (tmp_path / name).read_text() == "x" * size
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("small")
 def test_a_process_goes_on_writing_at_the_end(tmp_path):
     log = tmp_path / "node0.log"

@@ -6,6 +6,7 @@ from dpcompare.config.modes import MODES
 from stress.captures import in_terminal
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_modes_fit_a_terminal(width):
     text = in_terminal(["modes"], width)

@@ -9,6 +9,8 @@ import pytest
 from stress.change_requests import PAGE, ROOT, make, row, show, working_tree
 from stress.request_edits import REQUESTS, Edit
 
+pytestmark = pytest.mark.process
+
 MOST_CHANGED = {
     "model": 1, "interpreter": 3, "engine": 1, "optimizer": 5, "source": 1, "check": 2, "figure": 2, "framework": 2,
 }  # fmt: skip

@@ -70,6 +70,7 @@ def latencies_of(cells):
     return {f"{mode} {nodes}": 1e-5 for mode, most, _ in cells for nodes in range(2, most + 1)}
 
 
+@pytest.mark.process
 def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
     cells = [(DDP, 2, "1gbit"), (DDP, 3, "1gbit")]
     campaign = Recorded(tmp_path, rounds=2, slower_each_round=2.0)
@@ -87,6 +88,7 @@ def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
         assert rounds[0].as_measured_after == pytest.approx(after["predicted"][MODEL])
 
 
+@pytest.mark.process
 def test_every_run_of_a_study_is_made_once(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=2)
@@ -98,6 +100,7 @@ def test_every_run_of_a_study_is_made_once(tmp_path):
     assert campaign.ran == []
 
 
+@pytest.mark.process
 def test_modes_alike_are_measured_first_and_rounds_predicted(
     tmp_path,
 ):
@@ -127,6 +130,7 @@ def test_modes_alike_are_measured_first_and_rounds_predicted(
     assert until_it_stops() == (lines, set())
 
 
+@pytest.mark.process
 def test_what_was_measured_is_not_predicted_afterwards(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=1)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.command import invoke
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--model", "mlp", "--image-size", "8", "--batch", "16", "--steps", "10", "--jobs", "2"]
 

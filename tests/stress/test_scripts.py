@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.command import with_default_signals
 
+pytestmark = pytest.mark.process
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7"]
 

@@ -51,10 +51,12 @@ def problems(monkeypatch, *code, within=5.0, code_expected=1, says="process RANK
         return trial.problems
 
 
+@pytest.mark.process
 def test_a_trial_in_which_all_is_well_has_no_problem(monkeypatch):
     assert problems(monkeypatch, *GOOD) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "changes", "says"),
     [
@@ -75,6 +77,7 @@ def test_what_goes_wrong_fails_a_trial(monkeypatch, code, changes, says):
     assert any(problem.startswith(says) for problem in problems(monkeypatch, *code, **changes))
 
 
+@pytest.mark.process
 def test_a_command_that_does_not_end_is_a_hang(monkeypatch):
     monkeypatch.setattr(trials, "LONGEST", 1.0)
     found = problems(monkeypatch, ACTED, RESULT, "import time; time.sleep(60)", within=0.1)

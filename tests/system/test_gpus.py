@@ -21,6 +21,8 @@ from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
 from tests.support.nvml import Nvml
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def _asked_anew():

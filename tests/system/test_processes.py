@@ -23,6 +23,7 @@ def sleeper():
     return subprocess.Popen([sys.executable, "-c", SLEEP], preexec_fn=die_with_parent)
 
 
+@pytest.mark.process
 def test_it_is_bound_to_the_thread_that_started_the_process():
     """The trap: that thread ends, and the kernel kills a process whose parent is well."""
     started = []
@@ -32,6 +33,7 @@ def test_it_is_bound_to_the_thread_that_started_the_process():
     assert started[0].wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_a_launch_in_a_thread_of_its_own_is_whole(tmp_path):
     """A launch waits in the thread that started its processes, so that thread outlives them."""
     ended = []
@@ -55,6 +57,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.process
 def test_a_command_ends_with_who_runs_it():
     """As an installer, under which another would begin."""
     code = "from dpcompare.system.commands import run_command; run_command(['sh', '-c', 'echo $$ >&2; exec sleep 60'], "
@@ -79,6 +82,7 @@ def killed_parent(asks):
     return child
 
 
+@pytest.mark.process
 def test_it_is_cleared_by_fork():
     """The trap: a grandchild that did not ask lives on; hence every training process asks for itself."""
     forgotten = killed_parent("does not ask")
@@ -88,6 +92,7 @@ def test_it_is_cleared_by_fork():
     wait_until(lambda: not is_alive(asked))
 
 
+@pytest.mark.process
 def test_a_parent_that_was_gone_before_is_noticed():
     """The trap: the parent ends between fork and the request, and the kernel tells of no death that was before it."""
     code = (

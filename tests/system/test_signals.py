@@ -95,6 +95,7 @@ def test_in_another_thread_signals_stay_with_the_main_one():
     assert held == [False]
 
 
+@pytest.mark.process
 def test_a_command_gets_its_input_and_gives_its_output():
     text = "x" * 1_000_000
     assert run_command(["cat"], seconds=30, text=text).stdout == text
@@ -103,6 +104,7 @@ def test_a_command_gets_its_input_and_gives_its_output():
     assert run_command(["sh", "-c", "echo wrong >&2; exit 3"], seconds=30).returncode == 3
 
 
+@pytest.mark.process
 def test_a_command_is_killed_at_its_limit_and_by_an_interruption():
     start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
@@ -114,6 +116,7 @@ def test_a_command_is_killed_at_its_limit_and_by_an_interruption():
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.process
 def test_a_command_that_cannot_be_killed_is_not_waited_for(monkeypatch):
     """As nvidia-smi, where the driver does not answer: its process ends when that does, if ever."""
     left, start = [], time.monotonic()

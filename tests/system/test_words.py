@@ -72,6 +72,7 @@ def modules():
     return sorted((ROOT / "dpcompare").rglob("*.py"))
 
 
+@pytest.mark.seconds
 def test_no_text_puts_a_number_before_a_plural():
     """`1 runs` reads as if nobody had looked."""
     found = []
@@ -86,6 +87,7 @@ def test_no_text_puts_a_number_before_a_plural():
     assert found == []
 
 
+@pytest.mark.seconds
 def test_what_users_read_has_no_word_that_only_we_understand():
     texts = {
         f"{path.relative_to(ROOT)}:{text.lineno}": text.value
