@@ -5,11 +5,12 @@ An Any without a name, in a public signature, is what JSON can hold.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy.typing as npt
+if TYPE_CHECKING:  # commands are listed and completed without NumPy
+    import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 """Of NumPy, of any type of number."""
 FrameworkArray: TypeAlias = Any
 """A tensor of torch or TensorFlow, or an array of JAX."""
