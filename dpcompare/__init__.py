@@ -9,7 +9,7 @@ from dpcompare._version import __version__
 
 if TYPE_CHECKING:
     from dpcompare.api.proof import Check, Verification, explain, verify
-    from dpcompare.api.saved import verify_saved
+    from dpcompare.api.saved import SavedVerification, verify_saved
     from dpcompare.api.scripts import ScriptRun, run_script
     from dpcompare.api.studies import Arm, Report, Study, compare, load
     from dpcompare.api.training import Batch, Evaluation, Training, backend, batches
@@ -36,6 +36,7 @@ __all__ = [
     "RunConfig",
     "RunFailedError",
     "RunResult",
+    "SavedVerification",
     "ScriptRun",
     "Study",
     "Training",
@@ -68,6 +69,7 @@ _DEFINED_IN = {
     "RunConfig": "config.run",
     "RunFailedError": "errors",
     "RunResult": "results.result",
+    "SavedVerification": "api.saved",
     "ScriptRun": "api.scripts",
     "Study": "api.studies",
     "Training": "api.training",

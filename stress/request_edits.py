@@ -76,7 +76,7 @@ LAMB_TORCH = '''class Lamb(Kernel):
         self.steps_taken = steps_taken
 
 
-KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam, "lamb": Lamb}'''
+KERNELS: dict[str, type[Sgd | Adam | Lamb]] = {"sgd": Sgd, "adam": Adam, "lamb": Lamb}'''
 LAMB_JAX = '''class Lamb(Optimizer):
     """Adam's step, as long as the weights of its tensor (You et al. 2020, algorithm 2)."""
 
@@ -246,7 +246,7 @@ REQUESTS: dict[str, Request] = {
             ),
             Edit(
                 "dpcompare/backends/torch/optimizer.py",
-                'KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam}',
+                'KERNELS: dict[str, type[Sgd | Adam]] = {"sgd": Sgd, "adam": Adam}',
                 LAMB_TORCH,
             ),
             Edit(

@@ -10,7 +10,17 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Studies": ("compare", "load", "Arm", "Study", "Report"),
     "Proofs": ("verify", "Verification", "Check", "explain"),
     "A loop of your own": (
-        *("backend", "Training", "Batch", "Evaluation", "batches", "run_script", "ScriptRun", "verify_saved"),
+        *(
+            "backend",
+            "Training",
+            "Batch",
+            "Evaluation",
+            "batches",
+            "run_script",
+            "ScriptRun",
+            "verify_saved",
+            "SavedVerification",
+        ),
         *("CustomModel", "CustomOptimizer"),
     ),
     "Single runs": ("run", "resume", "RunConfig", "RunResult"),

@@ -11,6 +11,9 @@ import click
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean, require_type
 
+OF_THE_SCREEN = {"dry_run", "as_json", "markdown"}
+"""Options that say what a command prints, which Python does not ask for."""
+
 
 @contextmanager
 def read_by(
@@ -45,7 +48,8 @@ def read_by(
 
 
 def _typed(command: click.Command, values: Mapping[str, Any]) -> Iterator[str]:
-    known = {str(option.name): option for option in command.params if isinstance(option, click.Option)}
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    known = {str(option.name): option for option in options if option.name not in OF_THE_SCREEN}
     for name, value in values.items():
         if value is None:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,11 @@ def verify(
     checks: list[Check] = []
     with read_by(command, (), None, asked) as context:
         plan = plan_asked_for(context, **context.params)
-        make_checks(plan, against, checks)
+        try:
+            make_checks(plan, against, checks)
+        except KeyboardInterrupt:
+            print(f"interrupted; until then {Verification(checks, plan.left_out)}", file=sys.stderr)
+            raise
     return Verification(checks, plan.left_out)
 
 

@@ -18,10 +18,11 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.state import State
 from dpcompare.system.files import atomic_write
+from dpcompare.system.terminal_text import pluralize
 
 TOLERANCES: dict[str, Tolerances] = {
-    "initial weights": {"float32": 0.0, "float64": 0.0},
-    "first loss": {"float32": 5e-5, "float64": 1e-12},
+    "initial weights": {"float32": 0.0, "float64": 0.0, "bfloat16": 0.0},
+    "first loss": {"float32": 5e-5, "float64": 1e-12, "bfloat16": 4e-2},
     "losses": {"float32": None, "float64": 1e-6},
     "updates": {"float32": None, "float64": 1e-6},
 }
@@ -45,6 +46,7 @@ class SavedCheck:
 
     @property
     def passed(self) -> bool:
+        """Whether it is within its tolerance, or not judged."""
         return self.tolerance is None or self.measured <= self.tolerance
 
     def __str__(self) -> str:
@@ -61,7 +63,13 @@ class SavedVerification:
 
     @property
     def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
+        """Whether something was judged, and all of it agreed."""
+        return any(check.tolerance is not None for check in self.checks) and not self.failed
+
+    @property
+    def failed(self) -> list[SavedCheck]:
+        """The checks that did not pass."""
+        return [check for check in self.checks if not check.passed]
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.checks))
@@ -71,12 +79,14 @@ def save(folder: Path, backend: Backend, *, losses: npt.NDArray[np.float64], ini
     """Write what a process has computed: its losses, and process 0 the weights at the start and at the end.
 
     Raises:
-        RequestError: the folder has another training.
+        RequestError: no step was made, the folder has another training, or nothing can be written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if not len(losses):
+        raise RequestError("save: received a training without a step, expected one that has made some")
     rank, size = backend.data_parallel_rank, backend.data_parallel_size
-    path = folder / f"process-{backend.process_rank}.safetensors"
-    if path.exists():
+    end = f"-of-{backend.num_processes}.safetensors"
+    path = folder / f"process-{backend.process_rank}{end}"
+    if path.exists() or any(not other.name.endswith(end) for other in folder.glob("process-*")):
         raise RequestError(f"{str(folder)!r} has another training already; expected a new folder")
     arrays = {"losses": losses}
     if backend.process_rank == 0:
@@ -87,8 +97,20 @@ def save(folder: Path, backend: Backend, *, losses: npt.NDArray[np.float64], ini
         "part": json.dumps([rank, size]),
         "trained_by": f"{backend.config.framework} {backend.config.mode}",
     }
-    with atomic_write(path) as temporary:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+    except OSError as error:
+        raise RequestError(f"{str(folder)!r} cannot be written ({error.strerror}); choose another folder") from None
+
+
+def remove(folder: Path, backend: Backend) -> None:
+    """Remove the training in a folder, if there is one, before any process of this one writes its own."""
+    if backend.process_rank == 0:
+        for path in folder.glob("process-*.safetensors"):
+            path.unlink()
+    backend.barrier()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +130,12 @@ def verify_saved(*folders: str | Path) -> SavedVerification:
         folders: at least two; the first is the reference of the others.
 
     Raises:
-        RequestError: a folder has no training, or one of another workload.
+        RequestError: a folder has no training, or one of another precision, number of steps or model.
     """
     if len(folders) < 2:
-        raise RequestError(f"verify_saved: received {len(folders)} folders, expected at least two trainings")
+        raise RequestError(
+            f"verify_saved: received {pluralize(len(folders), 'folder')}, expected at least two trainings"
+        )
     reference, *others = [_load(Path(folder)) for folder in folders]
     for other in others:
         _require_same_work(reference, other)
@@ -123,6 +147,7 @@ def _load(folder: Path) -> _Saved:
     if not paths:
         raise RequestError(f"{str(folder)!r} has no training; expected a folder of Training.save")
     arrays: State = {}
+    described: set[tuple[str, str]] = set()
     parts: dict[int, npt.NDArray[np.float64]] = {}
     try:
         for path in paths:
@@ -130,11 +155,14 @@ def _load(folder: Path) -> _Saved:
                 metadata = file.metadata()
                 rank, size = json.loads(metadata["part"])
                 read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it has no __iter__
+            described.add((metadata["workload"], metadata["trained_by"]))
             parts[rank] = read.pop("losses")
             arrays |= read
         workload = Workload.model_validate_json(metadata["workload"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{str(path)!r} is damaged ({error}); expected a file of Training.save") from None
+    if len(described) > 1:
+        raise RequestError(f"{str(folder)!r} has files of several trainings; expected those of one")
     if len(parts) != size or len({len(part) for part in parts.values()}) != 1:
         raise RequestError(
             f"{str(folder)!r} has the losses of {len(parts)} of {size} parts of each batch; expected all processes of "
@@ -163,7 +191,9 @@ def _relative(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> f
     if one.shape != other.shape:
         return float("inf")
     difference, largest = float(np.abs(one - other).max()), float(np.abs(one).max())
-    return difference / largest if difference else 0.0
+    if difference == 0:
+        return 0.0
+    return difference / largest if largest else float("inf")
 
 
 def _require_same_work(one: _Saved, other: _Saved) -> None:
@@ -174,7 +204,8 @@ def _require_same_work(one: _Saved, other: _Saved) -> None:
         )
     if len(one.losses) != len(other.losses):
         raise RequestError(
-            f"{other.folder!r} has {len(other.losses)} steps, {one.folder!r} {len(one.losses)}; expected as many"
+            f"{other.folder!r} has {pluralize(len(other.losses), 'step')}, {one.folder!r} {len(one.losses)}; expected "
+            "as many"
         )
     if one.initial.keys() != other.initial.keys():
         apart = sorted(one.initial.keys() ^ other.initial.keys())
@@ -187,8 +218,8 @@ def _require_same_work(one: _Saved, other: _Saved) -> None:
 def _checks(reference: _Saved, others: Sequence[_Saved]) -> Iterator[SavedCheck]:
     found: dict[str, list[tuple[float, str, str]]] = {name: [] for name in TOLERANCES}
     for other in others:
-        losses = np.abs(other.losses - reference.losses) / np.abs(reference.losses)
-        worst = int(np.nanargmax(losses)) if np.isfinite(losses).any() else 0
+        losses = np.array([_relative(*pair) for pair in zip(reference.losses, other.losses, strict=True)])
+        worst = int(np.argmax(losses))  # also of those that are not numbers
         found["first loss"].append((float(losses[0]), other.folder, ""))
         found["losses"].append((float(losses.max()), other.folder, f"step {worst + 1}"))
         for check, one, two in (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,20 +12,24 @@ from math import inf
 from pathlib import Path
 
 from dpcompare.api.training import CLUSTER_VARIABLE
-from dpcompare.backends.availability import require_mode
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import RunOptions
 from dpcompare.config.cluster import DeviceChoice
 from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines
-from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.plan import Endpoints, exposure, is_isolated, num_ports, plan
+from dpcompare.launch.run import require_machine
 from dpcompare.results.run_dir import LOGS_DIR, end_of, node_log_path
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
 
 OF_SCRIPTS = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": ""}
 """Variables of the processes: a script may import what lies next to it, and no line that it printed is lost."""
+
+
+OF_EVERY_TOPOLOGY = 64 * math.lcm(*range(1, 17))
+"""A batch that all usual numbers of replicas divide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +81,24 @@ def run_script(
     if not path.is_file():
         raise RequestError(f"script: received {str(script)!r}, which is not a file; expected one of Python")
     options = RunOptions(
-        framework=framework, mode=name, nodes=nodes, devices_per_node=devices_per_node, device=device, fields={}
+        framework=framework,
+        mode=name,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        device=device,
+        fields={"model": "mlp", "global_batch_size": OF_EVERY_TOPOLOGY},  # the script has a workload of its own
     )
     config = build_config(options)
-    require_mode(framework, name, config.python)
+    require_machine(config)
     directory = Path(folder or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-{path.stem}").resolve()
     if directory.exists():
         raise RequestError(f"folder: {str(directory)!r} is there already; expected a new one")
-    (directory / LOGS_DIR).mkdir(parents=True)
+    try:
+        (directory / LOGS_DIR).mkdir(parents=True)
+    except OSError as error:
+        raise RequestError(f"folder: {str(directory)!r} cannot be made ({error.strerror}); choose another") from None
+    if line := exposure(config):
+        print(line, file=sys.stderr)
     processes = [
         process.model_copy(
             update={"env": process.env | {CLUSTER_VARIABLE: config.cluster.model_dump_json()} | OF_SCRIPTS}
@@ -90,7 +106,7 @@ def run_script(
         for process in plan(config, directory, Endpoints(free_ports(num_ports(config))), _argv(path, arguments))
     ]
     with terminated_as_interrupted():
-        outcome = launch(processes, directory, Deadlines(start=inf, progress=inf))
+        outcome = launch(processes, directory, Deadlines(start=inf, progress=inf), isolate=is_isolated(config))
     if outcome.failed:
         failed = next((rank for rank, status in outcome.nodes.items() if status), 0)
         raise RunFailedError(

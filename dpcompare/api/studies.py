@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dpcompare.api.command_line import read_by, text_of
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError, RunFailedError, require_type
+from dpcompare.errors import RequestError, require_type
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison
 from dpcompare.experiments.study import Study as Plan
 from dpcompare.experiments.study_runs import results
 from dpcompare.results.result import RunResult
+from dpcompare.system.terminal_text import pluralize
 
 
 class Arm:
@@ -168,6 +168,7 @@ class Study:
         Raises:
             RequestError: no run has ended yet.
         """
+        require_type(subject, (list, tuple), "subject")
         return Report(analyse(collect([self.path], tuple(subject))))
 
     def resume(self, *, rounds: int | None = None, retry_failed: bool = False) -> Study:
@@ -179,13 +180,9 @@ class Study:
         """
         return _made({"resume": self.path, "repeats": rounds, "retry_failed": retry_failed})
 
-    @cached_property
-    def _described(self) -> str:
-        plan = self.plan
-        return f"{len(self.arms)} arms, {plan.repeats} rounds"
-
     def __repr__(self) -> str:
-        return f"Study({str(self.path)!r}: {self._described})"
+        described = f"{pluralize(len(self.arms), 'arm')}, {pluralize(self.plan.repeats, 'round')}"
+        return f"Study({str(self.path)!r}: {described})"
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
@@ -248,7 +245,8 @@ def compare(
     """
     if isinstance(arms, (str, Arm)):
         arms = [arms]
-    require_type(arms, (list, tuple), "arms")
+    for name, several in (("arms", arms), ("subject", subject), ("pair", pair)):
+        require_type(several, (list, tuple), name)
     return _made(
         options
         | {
@@ -288,16 +286,10 @@ def load(path: str | Path) -> Study:
 def _made(options: Mapping[str, Any], workload: Workload | None = None) -> Study:
     """Make the runs of a study, and return it."""
     from dpcompare.cli.compare import compare as command
-    from dpcompare.cli.compare import ended_runs, make_runs, study_asked_for
+    from dpcompare.cli.compare import make_runs, require_any_success, study_asked_for
 
     with read_by(command, (), workload, options) as context:
         study, out, asked = study_asked_for(context, context.params)
         make_runs(study, out, asked)
-    ended = ended_runs(out)
-    if all(result.status == "failed" for result in ended):
-        raise RunFailedError(
-            "every run failed, so nothing can be compared.\n"
-            + "\n".join(dict.fromkeys(str(result.error) for result in ended)),
-            str(out),
-        )
+    require_any_success(out)
     return Study(out)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,17 +24,19 @@ from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.data.batches import BatchReader, DeviceBatch, HostBatch
-from dpcompare.data.order import evaluation_batches, training_batches
+from dpcompare.data.batches import DeviceBatch, HostBatch
+from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError, did_you_mean, require_type
 from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.plan import mask_of
 from dpcompare.models.custom import CustomModel
 from dpcompare.models.initial_weights import custom_weights
 from dpcompare.models.state import State, TrainingState
 from dpcompare.objects import name_of
+from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
 from dpcompare.system.type_names import FrameworkArray, FrameworkModel
-from dpcompare.training.evaluated import evaluated_model, statistics_loaders
+from dpcompare.training.evaluated import evaluate
 from dpcompare.training.schedule import learning_rate, training_reader
 
 FrameworkOptimizer: TypeAlias = Any
@@ -89,7 +94,7 @@ def backend(
     if model is not None:
         changes["model"] = _named_model(model, framework)
     if dataset is not None:
-        changes["dataset"] = dataset if isinstance(dataset, str | Path) else name_of(dataset, "dataset")
+        changes["dataset"] = os.fspath(dataset) if isinstance(dataset, str | Path) else name_of(dataset, "dataset")
     workload = workload.changed(**changes) if changes else workload
     config = RunConfig(
         framework=framework,
@@ -99,15 +104,26 @@ def backend(
         tune=dict(tune or {}),
     )
     _refuse_missing_launcher(config)
+    if optimizer is not None and "optimizer" in row.supported_values:
+        raise RequestError(
+            f"optimizer: received with {framework} {mode}, which trains with its own; expected another mode, or none"
+        )
+    if own_weights and config.launch == "coordinator" and config.topology.num_processes > 1:
+        raise RequestError(
+            f"own_weights: received with {framework} {mode}, where each process would start from values of its own; "
+            "expected False"
+        )
     if others := _loaded - {framework}:
         raise RequestError(
             f"framework: received {framework!r} in a process that trains with {', '.join(others)} already; expected "
             "one framework per process: start another process, or compare runs with dpcompare.compare"
         )
     is_object = model is not None and not isinstance(model, str)
-    kind = load_backend(framework, mode)
-    prepared = prepare_inputs(config, custom_shapes={} if is_object or own_weights else None)
     own = _own_parts(is_object=is_object, own_weights=own_weights, loss=loss, optimizer=optimizer)
+    _show_devices(config)
+    kind = load_backend(framework, mode)
+    _loaded.add(framework)
+    prepared = prepare_inputs(config, custom_shapes={} if is_object or own_weights else None)
     return Training((type(f"Own{kind.__name__}", (kind,), own) if own else kind)(prepared))
 
 
@@ -186,13 +202,20 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The mean over these samples."""
-        return self.loss_sum / self.count
+        """The mean over these samples; NaN if there are none, as on a process whose part is padding alone."""
+        return self.loss_sum / self.count if self.count else math.nan
 
     @property
     def accuracy(self) -> float:
-        """The fraction that is classified correctly."""
-        return self.correct / self.count
+        """The fraction that is classified correctly; NaN if there are no samples."""
+        return self.correct / self.count if self.count else math.nan
+
+    def __add__(self, other: Evaluation) -> Evaluation:
+        return Evaluation(
+            loss_sum=self.loss_sum + other.loss_sum,
+            correct=self.correct + other.correct,
+            count=self.count + other.count,
+        )
 
 
 class Training:
@@ -212,8 +235,8 @@ class Training:
     def __enter__(self) -> Self:
         if self._state != "new":
             raise RequestError("this training was entered before; expected a new one: call dpcompare.backend again")
-        _loaded.add(self.backend.config.framework)
         self.backend.setup()
+        self.backend.require_planned(self.backend.process_rank)
         self._state = "open"
         return self
 
@@ -255,8 +278,9 @@ class Training:
             steps: how many; default: as many as the workload has left.
         """
         backend, split, workload = self._open, self._store.split("train"), self.workload
-        if self._initial is None:
-            self._initial = backend.state().model
+        if self._initial is None:  # all processes must ask for it, and the first one keeps it
+            initial = backend.state().model
+            self._initial = initial if backend.process_rank == 0 else {}
         first = self._step
         count = self.num_steps - first if steps is None else _positive(steps, "steps")
         reader = training_reader(workload, split, **self._place, accumulate=workload.accumulate)
@@ -276,12 +300,22 @@ class Training:
             lr: the learning rate; default: that of the workload's schedule at this step.
 
         Returns:
-            The mean loss over this process's samples.
+            This process's share of the loss: the mean over the processes is the mean loss over the global batch.
+
+        Raises:
+            RequestError: the workload has no learning rate for this step, since it has no more.
         """
         backend = self._open
+        if lr is None and self._step >= self.num_steps:
+            raise RequestError(
+                f"lr: received None at step {self._step + 1} of a workload that has {self.num_steps}; expected "
+                "a learning rate, or a workload with more steps"
+            )
         rate = learning_rate(self.workload, self._step, self.num_steps) if lr is None else lr
         handle = backend.train_step(batch.micro_batches, rate)
         self._step += 1
+        if self._step % backend.config.window == 0:  # or the host would fill the device with batches
+            backend.synchronize()
         loss = LossHandle(self, handle, batch.count / backend.data_parallel_size)
         self.losses.append(loss)
         return loss
@@ -289,14 +323,7 @@ class Training:
     def evaluate(self) -> Evaluation:
         """Evaluate this process's part of the validation split; all processes must."""
         backend, split = self._open, self._store.split("validation")
-        reader = BatchReader(split, None, None, **self._place)
-        train = self._store.split("train")
-        with evaluated_model(backend, lambda: statistics_loaders(backend, train), lambda: None):
-            order = evaluation_batches(len(split), self.workload.global_batch_size)
-            handles = [
-                backend.evaluate_step(batch) for batch in backend.prefetch_to_device(reader.batch_loaders(order))
-            ]
-            loss_sum, correct, count = backend.read(handles).sum(axis=0)
+        loss_sum, correct, count = evaluate(backend, self._store.split("train"), split).sum(axis=0)
         return Evaluation(loss_sum=float(loss_sum), correct=int(correct), count=int(count))
 
     def state(self) -> TrainingState:
@@ -311,18 +338,25 @@ class Training:
         """
         self._open.load_state(state)
         self._step = state.step
+        del self.losses[state.step :]
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write what this training computed, for `verify_saved`; all processes must call it.
 
         Args:
             folder: new, or that of the other processes of this training.
+            overwrite: whether it may take the place of another training that was saved there.
+
+        Raises:
+            RequestError: no step was made, there is another training, or nothing can be written there.
         """
-        from dpcompare.api.saved import save
+        from dpcompare.api.saved import remove, save
 
         backend = self._open
         initial = self._initial if self._initial is not None else backend.state().model
         losses = np.array([float(loss) for loss in self.losses])
+        if overwrite:
+            remove(Path(folder), backend)
         save(Path(folder), backend, losses=losses, initial=initial, trained=self.state().model)
 
     @property
@@ -342,6 +376,9 @@ def _positive(steps: int, name: str) -> int:
 
 
 def _row(framework: str, mode: str) -> Mode:
+    if ":" in str(framework):
+        first, _, second = str(framework).partition(":")
+        raise RequestError(f"framework: received {framework!r}, expected two arguments: backend({first!r}, {second!r})")
     if (framework, mode) not in MODES:
         known = [f"{known_framework} {known_mode}" for known_framework, known_mode in MODES]
         received = f"{framework} {mode}"
@@ -362,10 +399,13 @@ def _named_model(model: str | CustomModel | Callable[[int, int], FrameworkModel]
     if isinstance(model, str):
         return model
     if not isinstance(model, CustomModel):
-        if not callable(model):
+        is_model = not isinstance(model, type) and (
+            hasattr(model, "parameters") or hasattr(model, "trainable_variables")
+        )
+        if not callable(model) or is_model:
             raise RequestError(
                 f"model: received a {type(model).__name__}, expected a name, a CustomModel, or a function from (image "
-                "size, number of classes) to a model"
+                "size, number of classes) to a model, such as lambda size, classes: model"
             )
         model = replace(CustomModel(), **{framework: model})  # type: ignore[arg-type]  # a field of that name
     return name_of(model, "model")
@@ -386,12 +426,33 @@ def _own_parts(
         own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
     for name, part in (("loss", loss), ("optimizer", optimizer)):
         if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
-            raise RequestError(f"{name}: received {part!r}, expected a function; see dpcompare.backend")
+            expected = "a function or a CustomOptimizer" if name == "optimizer" else "a function"
+            raise RequestError(f"{name}: received a {type(part).__name__}, expected {expected}")
+    if optimizer is not None and _num_required(optimizer) >= NUM_OF_A_FORMULA:
+        raise RequestError(
+            "optimizer: received a function of the parameter, its gradient and more; expected "
+            "CustomOptimizer(update=that function, slots=[...])"
+        )
     if loss is not None:
         own["row_losses"] = lambda self, logits, labels, *, training: _of_rows(loss(logits, labels), labels)
     if optimizer is not None:
         own["build_optimizer"] = lambda self, *variables: self.custom_optimizer(optimizer, *variables)
     return own
+
+
+NUM_OF_A_FORMULA = 4
+"""Arguments from which on a function is taken for the formula of an optimizer, which has five."""
+
+
+def _num_required(function: Any) -> int:
+    """How many arguments a function needs; 0 if that is not known."""
+    if isinstance(function, (type, CustomOptimizer)):
+        return 0
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    return sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in parameters)
 
 
 def _of_rows(losses: FrameworkArray, labels: FrameworkArray) -> FrameworkArray:
@@ -405,20 +466,69 @@ def _of_rows(losses: FrameworkArray, labels: FrameworkArray) -> FrameworkArray:
 
 
 def _cluster_here(framework: str, mode: str, row: Mode) -> Cluster:
-    """The cluster that a launcher's variables describe; without one, what a run would take by default."""
+    """The cluster that a launcher's variables describe; without one, what a run would take by default.
+
+    Several nodes of another launcher than `run_script` are machines, of which this process sees one.
+    """
     if described := os.environ.get(CLUSTER_VARIABLE):
         return Cluster.model_validate_json(described)
     if row.launch == "torchrun" and "WORLD_SIZE" in os.environ:
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return Cluster.partition(int(os.environ["WORLD_SIZE"]) // per_node, per_node)
-    if row.launch == "tf_config" and (described := os.environ.get("TF_CONFIG")):
-        return Cluster.partition(len(json.loads(described)["cluster"]["worker"]), 1)
+        per_node = _variable("LOCAL_WORLD_SIZE", int)
+        return _machines(_variable("WORLD_SIZE", int) // max(1, per_node), per_node)
+    if row.launch == "tf_config" and "TF_CONFIG" in os.environ:
+        return _machines(_variable("TF_CONFIG", lambda text: len(json.loads(text)["cluster"]["worker"])), None)
     if row.launch == "coordinator" and "JAX_NUM_PROCESSES" in os.environ:
-        return Cluster.partition(int(os.environ["JAX_NUM_PROCESSES"]), 1)
+        return _machines(_variable("JAX_NUM_PROCESSES", int), None)
     if not row.multi_device:
         return Cluster.partition(1, 1)
     here = Cluster.partition(1)
     return here if here.device_type == "gpu" else Cluster.partition(*row.default_topology(2), device="cpu")
+
+
+def _machines(num_nodes: int, per_node: int | None) -> Cluster:
+    """So many machines like this one; None: each with all of its visible GPUs, or one CPU device."""
+    gpus = visible_gpus(installed_gpus())
+    per_node = per_node or len(gpus) or 1
+    if num_nodes == 1:
+        return Cluster.partition(1, per_node)
+    return Cluster.of_machines(num_nodes, per_node, "gpu" if gpus else "cpu", available_cores())
+
+
+def _variable(name: str, read: Callable[[str], int]) -> int:
+    """What a launcher's variable says."""
+    expected = {"TF_CONFIG": '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'}
+    try:
+        return read(os.environ[name])
+    except (KeyError, TypeError, ValueError):
+        raise RequestError(
+            f"{name}: received {os.environ.get(name)!r}, expected {expected.get(name, 'a number, as torchrun sets it')}"
+        ) from None
+
+
+def _show_devices(config: RunConfig) -> None:
+    """Have this process see the GPUs of its cluster alone, as the processes of a run do.
+
+    Raises:
+        RequestError: it has seen others already.
+    """
+    installed = installed_gpus()
+    if CLUSTER_VARIABLE in os.environ or not installed or not config.cluster.simulated:
+        return  # masked by `run_script`; without GPUs; or this machine's launcher has masked
+    node = config.cluster.nodes[0]
+    mask = mask_of(config, node) if len(config.cluster.nodes) == 1 else ",".join(dict.fromkeys(config.cluster.devices))
+    wanted = mask.split(",") if config.cluster.device_type == "gpu" else []
+    if wanted == visible_gpus(installed):
+        return
+    torch = sys.modules.get("torch")
+    has_looked = (
+        torch.cuda.is_initialized() if config.framework == "torch" and torch else config.framework in sys.modules
+    )
+    if has_looked:
+        raise RequestError(
+            f"cluster: received {', '.join(config.cluster.devices)} in a process where {config.framework} has looked "
+            f"for GPUs already; expected dpcompare.backend to come first, or CUDA_VISIBLE_DEVICES={mask} from its start"
+        )
+    os.environ |= {"CUDA_VISIBLE_DEVICES": mask, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _refuse_missing_launcher(config: RunConfig) -> None:

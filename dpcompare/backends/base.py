@@ -72,6 +72,24 @@ class Backend(ABC):
         self.workload = config.workload
         self.inputs = self.config.inputs
 
+    def require_planned(self, process_rank: int) -> None:
+        """Check that the framework sees the devices that were planned; called after `setup`.
+
+        Args:
+            process_rank: that the launcher has given to this process.
+
+        Raises:
+            RuntimeError: it sees others.
+        """
+        topology = self.config.topology
+        seen = (self.process_rank, self.num_processes, self.num_replicas)
+        planned = (process_rank, topology.num_processes, topology.num_replicas)
+        if seen != planned:
+            raise RuntimeError(
+                f"{self.config.framework} {self.config.mode} sees (process_rank, num_processes, num_replicas) = {seen}"
+                f", the plan says {planned}; devices of the plan: {', '.join(self.config.cluster.devices)}"
+            )
+
     @property
     def data_parallel_rank(self) -> int:
         """Which part of every global batch this process reads, from 0; processes of one replica read the same."""

@@ -147,9 +147,7 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
 
-    ended = ended_runs(out)
-    if all(result.status == "failed" for result in ended):
-        raise RunFailedError(f"every run failed, so nothing can be compared.\n{_causes(ended)}", str(out))
+    require_any_success(out)
     comparison = analyse(collect([out]))
     if as_json:
         print_json(comparison.model_dump(mode="json"))
@@ -162,6 +160,17 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
         click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
         return EXIT_FAILED
     return 0
+
+
+def require_any_success(out: Path) -> None:
+    """Refuse to compare the runs of a study of which none has completed.
+
+    Raises:
+        RunFailedError: none has.
+    """
+    ended = ended_runs(out)
+    if all(result.status == "failed" for result in ended):
+        raise RunFailedError(f"every run failed, so nothing can be compared.\n{_causes(ended)}", str(out))
 
 
 def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:

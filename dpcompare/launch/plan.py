@@ -175,7 +175,7 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
         | compilers
         | comparing
         | {
-            "CUDA_VISIBLE_DEVICES": _mask(config, node),
+            "CUDA_VISIBLE_DEVICES": mask_of(config, node),
             # For GPUs newer than itself TensorFlow compiles its kernels, more of them than fit into CUDA's 1 GiB.
             "CUDA_CACHE_MAXSIZE": str(4 << 30),
             # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
@@ -188,7 +188,7 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     )
 
 
-def _mask(config: RunConfig, node: Node) -> str:
+def mask_of(config: RunConfig, node: Node) -> str:
     """The GPUs that a node sees, each once; "" hides all."""
     if config.cluster.device_type != "gpu" or _keeps_parameters(config, node):
         return ""

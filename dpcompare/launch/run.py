@@ -134,7 +134,7 @@ def resume(
     require_writable(directory, "the run directory")
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
-        _require_machine(config)
+        require_machine(config)
         prepared = prepare_inputs(config.without_inputs())
         with _hold(directory):
             path, step, problems = newest_checkpoint(directory, training=training_id(prepared))
@@ -235,7 +235,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
         raise RequestError(
             f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"
         )
-    _require_machine(config)
+    require_machine(config)
     prepared = prepare_inputs(config, data_progress)
     try:
         (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just started here
@@ -247,7 +247,12 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     return prepared
 
 
-def _require_machine(config: RunConfig) -> None:
+def require_machine(config: RunConfig) -> None:
+    """Refuse a run that this machine, its GPUs or its environments cannot have.
+
+    Raises:
+        RequestError: it is such a run.
+    """
     require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
     require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
@@ -85,6 +86,37 @@ def evaluated_model(
     backend.load_state(evaluated)
     yield
     backend.load_state(trained)
+
+
+def evaluate(
+    backend: Backend, train: Split, validation: Split, alive: Callable[[], None] = lambda: None
+) -> npt.NDArray[np.float64]:
+    """Evaluate this process's part of the validation split; all processes must.
+
+    Args:
+        backend: that is set up.
+        train: the split that it trains on, over which BatchNorm's statistics may be recomputed.
+        validation: the split that is evaluated.
+        alive: called after each batch.
+
+    Returns:
+        (batches, 3): of each batch the sum of losses, the samples that were classified correctly, and the samples.
+    """
+    reader = BatchReader(
+        validation,
+        data_parallel_rank=backend.data_parallel_rank,
+        data_parallel_size=backend.data_parallel_size,
+        replicas_per_process=backend.config.topology.replicas_per_process,
+    )
+    order = evaluation_batches(len(validation), backend.workload.global_batch_size)
+    handles = []
+    with evaluated_model(backend, partial(statistics_loaders, backend, train), alive):
+        for batch in backend.prefetch_to_device(reader.batch_loaders(order)):
+            handles.append(backend.evaluate_step(batch))
+            if len(handles) % backend.config.window == 0:  # or the host would fill the device with batches
+                backend.synchronize()
+            alive()
+        return backend.read(handles)
 
 
 def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: Callable[[], None]) -> None:

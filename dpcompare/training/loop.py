@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import BatchLoader, BatchReader, DeviceBatch
+from dpcompare.data.batches import DeviceBatch
 from dpcompare.data.names import steps_per_epoch
-from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, training_batches
+from dpcompare.data.order import GlobalBatch, OrderDigest, training_batches
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
@@ -23,7 +23,7 @@ from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.system.files import atomic_write
-from dpcompare.training.evaluated import Target, evaluated_model, statistics_loaders
+from dpcompare.training.evaluated import Target, evaluate
 from dpcompare.training.inspection import Inspection
 from dpcompare.training.schedule import learning_rate, training_reader
 from dpcompare.training.window import MeasuredStep, NonFiniteError, StepLog, Window
@@ -161,16 +161,7 @@ class Trainer:
     def evaluate(self, step: int) -> None:
         """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""
         self._log.write()
-        reader = BatchReader(self._validation, None, None, **self._place)
-        order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
-        handles = []
-        with evaluated_model(self._backend, self._statistics_loaders, self._log.alive):
-            for batch in self._backend.prefetch_to_device(reader.batch_loaders(order)):
-                handles.append(self._backend.evaluate_step(batch))
-                if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
-                    self._backend.synchronize()
-                self._log.alive()
-            batches = self._backend.read(handles)
+        batches = evaluate(self._backend, self._split, self._validation, self._log.alive)
         loss_sum, correct, count = batches.sum(axis=0)
         self._events.append(
             Evaluated(
@@ -224,9 +215,6 @@ class Trainer:
                 digest.update(batch)
             return cycle(list(first))
         return self._backend.prefetch_to_device(reader.batch_loaders(order, digest))
-
-    def _statistics_loaders(self) -> Iterator[BatchLoader]:
-        return statistics_loaders(self._backend, self._split)
 
     def _order(self) -> Iterator[GlobalBatch]:
         """The global batches of all steps."""

@@ -73,7 +73,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
-        _check_against_plan(backend, config, process_rank)
+        backend.require_planned(process_rank)
         meters = Meters(config, _gpus(config, local_devices))
         if process_rank not in config.topology.trainers:
             _serve(events, run_dir)
@@ -200,17 +200,6 @@ def _say_when_stopped(events: EventLog) -> None:
     signal.sigwait({signal.SIGTERM})
     events.append(Stopped())
     os._exit(128 + signal.SIGTERM)
-
-
-def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
-    """The framework must see the devices that were planned, before anything is measured."""
-    seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
-    planned = (process_rank, config.topology.num_processes, config.topology.num_replicas)
-    if seen != planned:
-        raise RuntimeError(
-            f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "
-            f"says {planned}; devices of the plan: {', '.join(config.cluster.devices)}"
-        )
 
 
 def _record(

@@ -33,6 +33,17 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
         (lambda: dp.compare(["torch:ddp"], WORKLOAD, vary_seed="yes"), "vary_seed: received 'yes', expected True or F"),
         (lambda: dp.compare([dp.Arm("torch:ddp", precison="x")], WORKLOAD), "Did you mean 'precision'?"),
         (lambda: dp.compare(5, WORKLOAD), "arms: received 5, expected a value of the type list or tuple"),
+        (
+            lambda: dp.compare(["torch:ddp"], WORKLOAD, subject="profile"),
+            "subject: received 'profile', expected",
+        ),
+        (lambda: dp.compare(["torch:ddp"], WORKLOAD, dry_run=True), "dry_run: received by compare, which has no such"),
+        (lambda: dp.backend("torch:ddp"), "expected two arguments: backend('torch', 'ddp')"),
+        (
+            lambda: dp.backend("torch", optimizer=lambda a, b, c, d, e: a),
+            "expected CustomOptimizer(update=that fun",
+        ),
+        (lambda: dp.backend("tensorflow", "keras-fit", optimizer=print), "which trains with its own"),
         (lambda: dp.load("nowhere"), "'nowhere' holds no readable study.json"),
         (lambda: dp.verify(precision="float16"), "expected float32 and/or float64"),
         (lambda: dp.verify(replicas=[3], frameworks=[]), "--replicas: received 3"),

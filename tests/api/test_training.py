@@ -1,14 +1,19 @@
 """Loops of one's own: own models, losses, optimizers and datasets in all frameworks, in one or several processes."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dpcompare as dp
+from dpcompare.api import training
+from dpcompare.api.saved import save
+from dpcompare.config.modes import MODES
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_loop.py"
 WORKLOAD = dp.Workload(model="mlp", image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=4)
@@ -125,8 +130,37 @@ with dp.backend("torch", "single", workload, cluster=here, model=net, loss=rows,
 wrong = dp.CustomOptimizer(update=lambda parameter, gradient, slots, rate, step: parameter - rate * gradient)
 with dp.backend("torch", "single", workload, cluster=here, optimizer=wrong) as training:
     (batch,) = training.batches(steps=1)
-    assert "its update gave a Tensor; expected the parameter and a list of its 0 slots" in refused(
+    assert "its update gave a Tensor; expected the parameter and a list of 0 slots" in refused(
         lambda: training.step(batch))
+
+def previous(parameter, gradient, slots, rate, step):  # heavy ball by positions: a slot that is the parameter itself
+    return parameter - rate * gradient + 0.9 * (parameter - slots[0]) * (step > 1), [parameter]
+
+def velocity(parameter, gradient, slots, rate, step):
+    change = 0.9 * slots[0] - rate * gradient
+    return parameter + change, [change]
+
+def losses_of(**formula):
+    with dp.backend("torch", "single", workload.changed(precision="float64"), cluster=here,
+                    optimizer=dp.CustomOptimizer(**formula)) as training:
+        return [float(training.step(batch, lr=0.1)) for batch in training.batches()]
+
+by_positions, by_changes = losses_of(slots=["position"], update=previous), losses_of(slots=["change"], update=velocity)
+assert np.allclose(by_positions, by_changes, rtol=1e-12)
+
+with dp.backend("torch", "single", workload.changed(weight_average=0.9), cluster=here) as training:
+    [training.step(batch) for batch in training.batches()]
+    part = training.evaluate()
+    assert part + part == dp.Evaluation(loss_sum=2 * part.loss_sum, correct=2 * part.correct, count=2 * part.count)
+    assert "lr: received None at step 5 of a workload that has 4" in refused(
+        lambda: training.step(next(training.batches(steps=1))))
+    training.save("saved")
+    assert "another training already" in refused(lambda: training.save("saved"))
+    training.save("saved", overwrite=True)
+averaged = dp.backend("torch", "single", workload.changed(weight_average=0.9), cluster=here, optimizer=torch.optim.SGD)
+assert "memory has no names" in refused(averaged.__enter__)
+module = torch.nn.Linear(1, 1)
+assert "received a Linear, expected a name" in refused(lambda: dp.backend("torch", model=module))
 
 assert "trains with torch already; expected one framework per process" in refused(
     lambda: dp.backend("jax", "single", workload, cluster=here))
@@ -138,16 +172,13 @@ print("all of it")
 
 
 def saved(folder, losses, *, offset=0.0, part=(0, 1), precision="float64"):
-    from types import SimpleNamespace
-
-    from dpcompare.api.saved import save
-
     backend = SimpleNamespace(
         workload=WORKLOAD.changed(precision=precision),
         config=SimpleNamespace(framework="torch", mode="single"),
         data_parallel_rank=part[0],
         data_parallel_size=part[1],
         process_rank=part[0],
+        num_processes=part[1],
     )
     initial = {"head.weight": np.arange(6.0).reshape(2, 3)}
     trained = {"head.weight": initial["head.weight"] + 1 + offset}
@@ -173,10 +204,97 @@ def test_float32_is_judged_at_its_first_step_only(tmp_path):
     assert not dp.verify_saved(one, saved(tmp_path / "c", [1.1, 0.5], precision="float32")).passed
 
 
+def test_trainings_of_nothing_and_of_zeros_are_judged(tmp_path):
+    one = saved(tmp_path / "a", [0.0, 0.0])
+    assert dp.verify_saved(one, saved(tmp_path / "b", [0.0, 0.0])).passed
+    proof = dp.verify_saved(one, saved(tmp_path / "c", [0.0, 0.5]))
+    assert [(check.name, check.measured) for check in proof.failed] == [("losses", float("inf"))]
+    assert [check.name for check in dp.verify_saved(one, saved(tmp_path / "d", [0.0, float("nan")])).failed] == [
+        "losses"
+    ]
+    with pytest.raises(dp.RequestError, match="a training without a step"):
+        saved(tmp_path / "e", [])
+
+
+def test_bfloat16_is_judged_too(tmp_path):
+    one = saved(tmp_path / "a", [1.0, 0.5], precision="bfloat16")
+    assert dp.verify_saved(one, saved(tmp_path / "b", [1.01, 0.7], precision="bfloat16")).passed
+    assert not dp.verify_saved(one, saved(tmp_path / "c", [1.5, 0.5], precision="bfloat16")).passed
+
+
+def updated(*given):
+    return dp.CustomOptimizer(update=lambda *_: given).updated(np.zeros(2), np.zeros(2), [], 0.1, 1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        (lambda: dp.CustomOptimizer(update=5), "expected a function"),
+        (lambda: dp.CustomOptimizer(update=print, slots="velocity"), "slots: received 'velocity', expected a value of"),
+        (lambda: dp.CustomOptimizer(update=print, slots=["a", "a"]), "expected different names"),
+        (lambda: dp.CustomOptimizer(update=print, slots=["a.b"]), "expected different names"),
+        (
+            lambda: dp.CustomOptimizer(update=lambda *_: (np.zeros(2), None)).updated(np.zeros(2), 0, [], 0, 1),
+            "gave a t",
+        ),
+        (
+            lambda: dp.CustomOptimizer(update=lambda *_: (np.zeros(1), [])).updated(np.zeros(2), 0, [], 0, 1),
+            "shape (1,)",
+        ),
+    ],
+)
+def test_wrong_formulas_are_refused_in_words(optimizer, says):
+    with pytest.raises(dp.RequestError, match=re.escape(says)):
+        optimizer()
+
+
+@pytest.mark.parametrize(
+    ("variables", "mode", "expected"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, ("torch", "ddp"), (1, 4, True)),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, ("torch", "ddp"), (2, 8, False)),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, ("tensorflow", "multiworker"), (2, 1, False)),
+        ({"JAX_NUM_PROCESSES": "3"}, ("jax", "multiprocess"), (3, 1, False)),
+        ({}, ("torch", "dp"), (1, 2, True)),
+        ({}, ("torch", "single"), (1, 1, True)),
+    ],
+)
+def test_the_launcher_says_how_many_there_are(monkeypatch, variables, mode, expected):
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "TF_CONFIG", "JAX_NUM_PROCESSES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cluster = training._cluster_here(*mode, MODES[mode])
+    assert (cluster.num_nodes, cluster.devices_per_node, cluster.simulated) == expected
+
+
+@pytest.mark.parametrize("described", ["{", '{"cluster": {"chief": []}}', "[]"])
+def test_a_wrong_launcher_is_named(monkeypatch, described):
+    monkeypatch.setenv("TF_CONFIG", described)
+    with pytest.raises(dp.RequestError, match=r"TF_CONFIG: received .*expected"):
+        training._cluster_here("tensorflow", "multiworker", MODES["tensorflow", "multiworker"])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mask"),
+    [
+        (lambda: dp.Cluster.partition(1, 2, gpus=["3", "1"]), "3,1"),
+        (lambda: dp.Cluster.partition(device="cpu"), ""),
+        (lambda: dp.Cluster.partition(1, 1), "0"),
+    ],
+)
+def test_a_training_sees_the_gpus_of_its_cluster(monkeypatch, install_gpus, cluster, mask):
+    install_gpus()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = dp.RunConfig(framework="torch", mode="dp", workload=WORKLOAD, cluster=cluster())
+    training._show_devices(config)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == mask
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda folder: saved(folder, [1.0]), "has 1 steps"),
+        (lambda folder: saved(folder, [1.0]), "has 1 step,"),
         (lambda folder: saved(folder, [1.0, 0.5], precision="float32"), "is in float32"),
         (lambda folder: saved(folder, [1.0, 0.5], part=(0, 2)), "the losses of 1 of 2 parts"),
         (lambda folder: (folder.mkdir(), folder)[1], "has no training"),
@@ -196,5 +314,5 @@ def test_a_folder_keeps_one_training(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     saved(tmp_path / "a", [1.0])
     next((tmp_path / "a").glob("*.safetensors")).write_bytes(b"x")
-    with pytest.raises(dp.RequestError, match=r"process-0.safetensors' is damaged"):
+    with pytest.raises(dp.RequestError, match=r"process-0-of-1.safetensors' is damaged"):
         dp.verify_saved(tmp_path / "a", tmp_path / "a")

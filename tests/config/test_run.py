@@ -81,7 +81,7 @@ def test_a_prepared_run_is_the_same_run_with_its_inputs(tmp_path):
     assert isinstance(prepared.changed(input_threads=2), PreparedRun)
     with pytest.raises(RequestError, match=r"^inputs: received None"):
         prepared.changed(inputs=None)
-    with pytest.raises(RequestError, match="pass it through"):
+    with pytest.raises(RequestError, match=r"expected one of dpcompare\.launch\.inputs\.prepare_inputs"):
         config().prepared()
     prepared.save(tmp_path / "config.json")
     read = RunConfig.load(tmp_path / "config.json")

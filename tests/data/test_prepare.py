@@ -298,6 +298,7 @@ def test_an_existing_destination_is_left_alone(tmp_path):
         prepare("digits", tmp_path, 8)
 
 
+@pytest.mark.process
 def test_the_clothing_photographs(clothing, tmp_path):
     store = prepare(clothing, tmp_path / "store", 32)
     assert counts(store) == {"train": 3068, "validation": 341}

@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("name", "is_taken"),
@@ -16,7 +18,7 @@ ROOT = Path(__file__).parents[2]
         ("+words.fixed.md", True),
         ("12.numbers.md", True),
         ("+words.md", False),
-        ("+words.fixed.md", False),
+        ("+words.repaired.md", False),
     ],
 )
 def test_a_change_has_the_name_of_one(tmp_path, name, is_taken):

@@ -7,6 +7,8 @@ import pytest
 
 HOOK = Path(__file__).parents[2] / ".ci" / "phrases"
 
+pytestmark = pytest.mark.process
+
 
 def phrases(*folders):
     return subprocess.run([HOOK, *folders], capture_output=True, text=True)

@@ -270,7 +270,7 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     run_dir, began = tmp_path / "run", time.monotonic()
     sleeping = node(0, "import time; time.sleep(60)")
     monkeypatch.setattr("dpcompare.launch.attempt.plan", lambda *arguments: [sleeping])
-    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    monkeypatch.setattr("dpcompare.launch.run.require_machine", lambda config: None)
 
     def remove():
         if not (tmp_path / "elsewhere").exists():
@@ -296,7 +296,7 @@ def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
     raise SystemExit(7)
     """
     monkeypatch.setattr("dpcompare.launch.attempt.plan", lambda *arguments: [node(0, code)])
-    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    monkeypatch.setattr("dpcompare.launch.run.require_machine", lambda config: None)
     seen = []
 
     def fail(event):
@@ -311,7 +311,7 @@ def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
 def placed_on_hosts(monkeypatch, engine):
     monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: engine)
     monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
-    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    monkeypatch.setattr("dpcompare.launch.run.require_machine", lambda config: None)
     return RunConfig(
         framework="torch",
         mode="ddp",

@@ -24,7 +24,7 @@ from dpcompare.backends.jax.arrays import REPLICAS, REPLICATED, SHARDED, local_r
 from dpcompare.backends.jax.feed import DeviceFeed
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
-from dpcompare.backends.jax.optimizer import KERNELS, Custom, Optimizer, Tensors
+from dpcompare.backends.jax.optimizer import KERNELS, Optimizer, Tensors, custom_optimizer
 from dpcompare.backends.jax.train_state import PARTITION_SPECS, TrainState
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
@@ -82,8 +82,8 @@ class JaxBackend(Inspectable):
         return cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
 
     def custom_optimizer(self, given: CustomOptimizer | Callable[[], Optimizer]) -> Optimizer:
-        """The optimizer of a formula, or that which a function makes."""
-        return Custom(UpdateRules.of(self.workload), given) if isinstance(given, CustomOptimizer) else given()
+        """The optimizer that a user gives."""
+        return custom_optimizer(given, UpdateRules.of(self.workload))
 
     def build_optimizer(self) -> Optimizer:
         """What updates the parameters; override it to train with another."""

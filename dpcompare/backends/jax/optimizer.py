@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import jax
 from jax import numpy as jnp
 
-from dpcompare.backends.custom_optimizer import CustomOptimizer
+from dpcompare.backends.custom_optimizer import CustomOptimizer, require_ruled
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
@@ -121,6 +121,19 @@ class Custom(Optimizer):
         self, parameter: jax.Array, slots: Sequence[jax.Array], gradient: jax.Array, constants: jax.Array
     ) -> tuple[jax.Array, list[jax.Array]]:
         return self._formula.updated(parameter, gradient, slots, constants[0], constants[1])
+
+
+def custom_optimizer(given: CustomOptimizer | Callable[[], Optimizer], rules: UpdateRules) -> Optimizer:
+    """The optimizer of a formula, or that which a function makes.
+
+    Raises:
+        RequestError: the function makes something else, or one without the rules of the workload.
+    """
+    if isinstance(given, CustomOptimizer):
+        return Custom(rules, given)
+    made = given()
+    require_ruled(made, Optimizer, rules)
+    return made
 
 
 KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}

@@ -34,8 +34,8 @@ def configure(config: RunConfig) -> None:
     """
     if xla_bridge.backends_are_initialized():
         raise RequestError(
-            "JAX has been used in this process already, which fixes its devices and its precision; expected a "
-            "process in which no array was made: make them inside functions, not where a module is imported"
+            "JAX has been used in this process already, by another training or where a module was imported that makes "
+            "arrays; that fixes its devices and its precision; expected another process for each training"
         )
     on_gpu = config.cluster.device_type == "gpu"
     jax.config.update("jax_platforms", "cuda" if on_gpu else "cpu")  # without a GPU it then refuses

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from dpcompare.backends.custom_optimizer import CustomOptimizer
+from dpcompare.backends.custom_optimizer import CustomOptimizer, require_ruled
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
@@ -169,8 +169,16 @@ class Custom(Optimizer):
 def custom_optimizer(
     given: CustomOptimizer | Callable[..., Optimizer], variables: Sequence[tf.Variable], rules: UpdateRules
 ) -> Optimizer:
-    """The optimizer of a formula, or that which a function makes of the variables."""
-    return Custom(variables, rules, given) if isinstance(given, CustomOptimizer) else given(variables)
+    """The optimizer of a formula, or that which a function makes of the variables.
+
+    Raises:
+        RequestError: the function makes something else, or one without the rules of the workload.
+    """
+    if isinstance(given, CustomOptimizer):
+        return Custom(variables, rules, given)
+    made = given(variables)
+    require_ruled(made, Optimizer, rules)
+    return made
 
 
 KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}

@@ -94,7 +94,10 @@ class TorchBackend(Inspectable):
 
     def custom_optimizer(self, given: CustomOptimizer | Callable[..., torch.optim.Optimizer]) -> Kernel:
         """The optimizer that a user gives."""
-        return custom_optimizer(given, self.model.parameters())
+        made = custom_optimizer(given, self.model.parameters())
+        if self.workload.weight_average is not None or self.workload.batchnorm_recompute:
+            made.require_loadable(steps_taken=1)  # as each evaluation of such a workload does
+        return made
 
     def setup(self) -> None:
         self._training: bool | None = None
@@ -307,6 +310,7 @@ class TorchBackend(Inspectable):
         )
 
     def load_state(self, state: TrainingState) -> None:
+        self.optimizer.require_loadable(state.step)
         self._load_model(state.model)
         load_slots(
             self.optimizer, dict(self.model.named_parameters()), state.optimizer, state.step, self.parallel.copy_into

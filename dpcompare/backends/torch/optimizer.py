@@ -13,6 +13,7 @@ from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.errors import RequestError
 from dpcompare.models.state import AVERAGE
+from dpcompare.system.terminal_text import pluralize
 from dpcompare.system.type_names import Array
 
 
@@ -26,6 +27,13 @@ class Kernel(torch.optim.Optimizer):
     def names_in_checkpoints(self) -> dict[str, str]:
         """torch's name of each slot, that of a weight average included -> its name in checkpoints."""
         return {**self.slots, AVERAGE: AVERAGE}
+
+    def require_loadable(self, steps_taken: int) -> None:
+        """Refuse the memory of a training after so many steps, before anything of it is loaded.
+
+        Raises:
+            RequestError: this optimizer cannot have it.
+        """
 
     def continue_after(self, steps_taken: int) -> None:
         """Make its next step that after so many steps, of which it has the memory."""
@@ -90,10 +98,13 @@ class Custom(Kernel):
                 if parameter.grad is None:  # the loss does not depend on it
                     continue
                 memory = self.state[parameter]
-                slots = [memory.get(name, torch.zeros_like(parameter)) for name in self.slots]
-                updated, slots = self._formula.updated(parameter, parameter.grad, slots, group["lr"], self._steps_taken)
+                before = [memory[name] if name in memory else torch.zeros_like(parameter) for name in self.slots]
+                updated, after = self._formula.updated(
+                    parameter, parameter.grad, before, group["lr"], self._steps_taken
+                )
+                # Copies: a slot may be the parameter itself, or its gradient, whose memory DDP uses again.
+                memory.update({name: slot.clone() for name, slot in zip(self.slots, after, strict=True)})
                 parameter.copy_(updated)
-                memory.update(zip(self.slots, slots, strict=True))
 
     def continue_after(self, steps_taken: int) -> None:
         self._steps_taken = steps_taken
@@ -120,11 +131,12 @@ def as_kernel(optimizer: torch.optim.Optimizer) -> Kernel:
 class _WithoutMemory(Kernel):
     slots: Mapping[str, str] = {}
 
-    def continue_after(self, steps_taken: int) -> None:
+    def require_loadable(self, steps_taken: int) -> None:
         if steps_taken:
             raise RequestError(
-                f"optimizer: a state after {steps_taken} steps was to be loaded into {type(self).__name__}, whose "
-                "memory has no names; expected an optimizer of dpcompare, or a CustomOptimizer"
+                f"optimizer: a state after {pluralize(steps_taken, 'step')} was to be loaded into "
+                f"{type(self).__name__}, whose memory has no names; expected an optimizer of dpcompare, or a "
+                "CustomOptimizer"
             )
 
 
