@@ -285,7 +285,9 @@ def test_a_wrong_launcher_is_named(monkeypatch, described):
 )
 def test_a_training_sees_the_gpus_of_its_cluster(monkeypatch, install_gpus, cluster, mask):
     install_gpus()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "as it was")  # or what the training sets would stay
+        monkeypatch.delenv(name)
     config = dp.RunConfig(framework="torch", mode="dp", workload=WORKLOAD, cluster=cluster())
     training._show_devices(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == mask
