@@ -73,7 +73,7 @@ def in_jax(image_size: int, num_classes: int) -> Any:
 
 
 def squared_errors(logits: Any, labels: Any) -> Any:
-    """Of each row; the operators are those of every framework, its one-hot codes are not."""
+    """The loss of each row; every framework has these operators, and one-hot codes of its own."""
     module = type(logits).__module__.partition(".")[0]
     if module == "torch":
         from torch.nn.functional import one_hot

@@ -27,9 +27,9 @@ PICTURES = Path(__file__).parents[1] / "pictures"
 COLUMNS = 92
 PAGE = {"width": 1280, "height": 900}
 MOST_BYTES = 200_000
-"""Of a picture: a clone carries every version of it."""
+"""The most bytes of a picture: a clone carries every version of it."""
 COLOURS = 128
-"""Of the screenshot, which has few; a third of the bytes."""
+"""Colours of the screenshot, which has few; a third of the bytes."""
 
 
 def terminal_still(title: str, text: str) -> str:

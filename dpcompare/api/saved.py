@@ -26,7 +26,7 @@ TOLERANCES: dict[str, Tolerances] = {
     "losses": {"float32": None, "float64": 1e-6},
     "updates": {"float32": None, "float64": 1e-6},
 }
-"""As `verify` has them for a training of some steps; None: float32 drifts apart beyond the first step, and is not
+"""Check -> precision -> the largest difference; None: float32 drifts apart beyond the first step, and is not
 judged."""
 
 
@@ -118,7 +118,7 @@ class _Saved:
     folder: str
     workload: Workload
     losses: npt.NDArray[np.float64]
-    """Of each step, the mean over the global batch."""
+    """The mean over the global batch of each step."""
     initial: State
     trained: State
 

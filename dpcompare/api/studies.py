@@ -32,7 +32,7 @@ class Arm:
         self.options = options
 
     def __str__(self) -> str:
-        """As `--arm` takes it."""
+        """The text that `--arm` takes."""
         return ",".join([self.mode, *(f"{name}={_in_arm(value)}" for name, value in self.options.items())])
 
     def __repr__(self) -> str:

@@ -226,7 +226,7 @@ class Training:
         """The interface below, see `dpcompare.backends.base.Backend`."""
         self.workload = backend.workload
         self.losses: list[LossHandle] = []
-        """Of the steps so far."""
+        """The losses of the steps so far."""
         self._state = "new"
         self._step = 0
         self._store = open_store(backend.inputs.store)

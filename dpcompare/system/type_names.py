@@ -11,12 +11,12 @@ if TYPE_CHECKING:  # commands are listed and completed without NumPy
     import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
-"""Of NumPy, of any type of number."""
+"""An array of NumPy, of any type of number."""
 FrameworkArray: TypeAlias = Any
 """A tensor of torch or TensorFlow, or an array of JAX."""
 FrameworkModel: TypeAlias = Any
 """What the backend of a framework trains: a torch.nn.Module, a keras.Model, or functions of JAX."""
 FieldValue: TypeAlias = Any
-"""Of a field or an option, each of which has a type of its own."""
+"""The value of a field or an option, each of which has a type of its own."""
 PassedOn: TypeAlias = Any
 """An argument for another function, which knows its type."""

@@ -223,7 +223,7 @@ SIDE, COMPUTING = 1, 0
 
 
 def streams(calls, kind):
-    """Of each call of a kind, the stream in which, or for which, it was made."""
+    """The stream in which, or for which, each call of a kind was made."""
     return [call[1][0] for call in calls if call[0] == kind]
 
 

@@ -91,7 +91,7 @@ print(json.dumps([traced(*each.split(":")) for each in sys.argv[1:]]))
 
 
 def traced(*what):
-    """Of each model or part, `NAME:PRECISION`, in one process: most of its time it starts TensorFlow."""
+    """What each model or part, `NAME:PRECISION`, needs, found in one process: most of its time it starts TensorFlow."""
     done = subprocess.run([sys.executable, "-c", TRACE, *what], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -146,7 +146,7 @@ def test_constants_of_a_step_are_cast_once_for_all_variables(toy_bn):
 
 @pytest.mark.slow
 def test_an_evaluation_in_parts_needs_less_and_finds_the_same(toy_bn):
-    """As torch's, on GPUs: of as many rows as a micro-batch has."""
+    """Evaluation on GPUs takes as many rows at once as a micro-batch has, like torch's."""
     whole, parts = toy_bn["evaluated"]
     assert [whole[0], parts[0]] == [8, 2]
     assert parts[1] == pytest.approx(whole[1], rel=1e-6)

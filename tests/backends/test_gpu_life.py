@@ -176,7 +176,7 @@ def test_replicas_on_one_gpu_exchange_by_gloo(found, name):
 
 @pytest.mark.parametrize("name", of_lives())
 def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
-    """Of a replica in stages no single GPU knows when a step has ended."""
+    """No single GPU knows when a step of a replica in stages has ended."""
     for process in found(name):
         between = process["between steps"]
         if "stages" in LIVES[name]:

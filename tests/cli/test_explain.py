@@ -26,7 +26,7 @@ SECONDS = StepSeconds(median=0.1, p95=0.1, mean=0.1, mad=0.0)
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """As of a run that has completed."""
+    """What a run leaves that has completed."""
     result(step_seconds=SECONDS).save(tmp_path)
     return tmp_path
 

@@ -57,7 +57,7 @@ def test_a_run_that_is_restarted_has_one_live_display_at_a_time(monkeypatch, tmp
     begun = []
 
     def set_live(console, live):
-        """As rich did before 14.1, which is admitted."""
+        """A live display that refuses a second one, like rich's before 14.1, which is admitted."""
         assert console._live_stack == []
         console._live_stack.append(live)
         begun.append(live)

@@ -42,7 +42,7 @@ def test_no_profile_compiles_by_itself(profile, device_type):
 
 
 def test_the_cpu_has_no_setting_and_no_value_of_gpus():
-    """As it was before there were any: what `modes --json` lists and autotune tries on the CPU."""
+    """What `modes --json` lists and autotune tries on the CPU."""
     common = {"memory_layout": ("NCHW", "NHWC"), "optimizer_kernels": ("default", "foreach", "fused")}
     compiled = {"compilation": ("none", "torch.compile")}
     buckets = {"gradient_buckets": ("copies", "views")}

@@ -279,7 +279,7 @@ def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
 
 @pytest.mark.parametrize("arm", [arm for arm in ALL_MODES if not MODES[arm.values[0][:2]].roles])
 def test_a_mode_trains_one_batch_again_and_again(trained, arm):
-    """With all that has to be said of its first and its last step being the same, and as many images as asked for."""
+    """A run of one step, its first and its last, says all that a longer one says, of as many images as asked for."""
     result = trained(*arm, WORKLOAD.model_copy(update={"steps": 3, "warmup_steps": 1}), reuse_batch=True)
     digests = result.computed.batch_digests
     assert digests[1] == digests[3]

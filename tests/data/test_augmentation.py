@@ -70,7 +70,7 @@ def test_brightness_is_more_than_rounding_of_pixels(pixels):
 
 
 def test_contrast_keeps_the_mean_and_scales_the_distances():
-    """Of pixels so near to the middle that nothing is clipped."""
+    """Pixels so near to the middle that nothing is clipped."""
     pixels = np.random.default_rng(1).integers(100, 156, (6, 5, 4, 3), dtype=np.uint8)
     before, after = in_0_1(pixels).astype(float), augment(pixels, range(6), names=["contrast"])
     axes = (1, 2, 3)
@@ -81,7 +81,7 @@ def test_contrast_keeps_the_mean_and_scales_the_distances():
 
 
 def test_brightness_comes_before_contrast_whose_mean_it_moves():
-    """As if brightness had been added to the pixels, and the mean taken of them then."""
+    """The mean of pixels to which brightness was added before it was taken."""
     pixels = np.random.default_rng(1).integers(110, 146, (6, 5, 4, 3), dtype=np.uint8)
     brightened = augment(pixels, range(6), names=["brightness"]).astype(float)
     both = augment(pixels, range(6), names=["brightness", "contrast"])

@@ -23,7 +23,7 @@ def arrays_of(batch):
 
 
 def digest_of_last_step(split, *, data_parallel_size, **division):
-    """Of the last step of an epoch, 30 of whose 32 rows count."""
+    """The last step of an epoch, of which 30 of 32 rows count."""
     augmentation = Augmentation(("flip", "contrast"), seed=0, num_samples=len(split))
     *_, last = training_batches(len(split), 32, seed=0, num_steps=2)
     parts = []

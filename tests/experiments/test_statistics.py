@@ -16,7 +16,7 @@ def simulated(rounds, ratio=1.0, noise=0.03, drift=0.3, seed=0):
 
 
 def claim(first, second, speeds, *, unequal=(), plan=Plan()):  # noqa: B008 (it is frozen)
-    """Of two arms alone."""
+    """The claim of a study of two arms."""
     return claims_of([RatioPair(first=first, second=second, ratio=paired_ratio(*speeds), unequal=unequal)], plan)[0]
 
 

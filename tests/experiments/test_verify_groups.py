@@ -126,7 +126,7 @@ def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
 
 
 def test_all_data_parallel_modes_are_verified_by_default():
-    """Of JAX it was `single` alone."""
+    """JAX takes part with more modes than `single`."""
     (modes,) = (option.default for option in verify_command.params if option.name == "modes")
     assert modes == "single,dp,ddp,mirrored,multiworker,spmd,multiprocess"
     groups = plan_groups(

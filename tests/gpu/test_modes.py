@@ -21,7 +21,7 @@ WORKLOAD = Workload(
     **{"warmup_steps": 2, "precision": "float64", "regularization": "shared", "augment": ("flip", "brightness")},
 )
 CLOSE = 1e-9
-"""Of losses in float64 after some steps: ten times what `verify` allows two steps on GPUs."""
+"""The tolerance of losses in float64 after some steps: ten times what `verify` allows two steps on GPUs."""
 ALONE = [
     pytest.param(framework, mode, marks=getattr(pytest.mark, framework), id=f"{framework}-{mode}")
     for (framework, mode), row in MODES.items()

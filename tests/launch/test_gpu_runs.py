@@ -47,7 +47,7 @@ def result_of(*arguments):
 
 
 def test_two_gpus_train_as_two_devices_of_the_cpu_do(gpus):
-    """With the windows, the step times, the memory and the use of GPUs."""
+    """A result has the windows, the step times, the memory and the use of GPUs."""
     gpus(2)
     on_gpus = result_of("torch:ddp", "--nodes", "2", "--device", "gpu")
     on_cpu = result_of("torch:ddp", "--nodes", "2", "--device", "cpu")

@@ -301,7 +301,7 @@ def test_a_job_may_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch)
     ids=["both", "one is missing", "a clock that is late", "a clock that is early"],
 )
 def test_a_run_ends_when_its_nodes_say_however_late_that_is_seen(tmp_path, monkeypatch, ends, expected):
-    """As where Slurm's controller, which is asked meanwhile, takes seconds to answer."""
+    """Slurm's controller, which is asked meanwhile, may take seconds to answer."""
     now = 100.0
     monkeypatch.setattr("dpcompare.launch.supervise.time.time", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
@@ -339,7 +339,7 @@ def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
     ids=["terminated", "an exception first", "neither"],
 )
 def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by, waits):
-    """As at a time limit, where the processes end before their nodes hear of it."""
+    """At a time limit the processes end before their nodes hear of it."""
     rendezvous = Rendezvous.open(tmp_path, 1)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     for kind in ended_by:
@@ -464,7 +464,7 @@ with socket.create_server(("198.18.0.2", 29500)) as server:
 
 @pytest.mark.root
 def test_a_link_does_not_make_up_for_a_pause():
-    """As tc's bucket of 256 KiB did, which let as much pass after each pause in a fraction of a millisecond."""
+    """A bucket of 256 KiB in tc let as much pass after each pause in a fraction of a millisecond."""
     with linked_hosts(2, "100mbit") as hosts, ExitStack() as stack:
         command = [sys.executable, "-c"]
         answering = stack.enter_context(

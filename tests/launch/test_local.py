@@ -237,7 +237,7 @@ sys.exit(128 + signal.SIGKILL)
 
 @pytest.mark.process
 def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
-    """As on a node that Slurm ends, since another's process failed by the end of one here."""
+    """Slurm ends such a node, since a process of another failed by the end of one here."""
 
     def interrupt():
         if (tmp_path / "killed").exists():
@@ -302,7 +302,7 @@ def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
 
 @pytest.mark.process
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
-    """As by a terminal in which somebody has pressed Ctrl-S."""
+    """A terminal in which a user has pressed Ctrl-S does so."""
     code = silent(tmp_path, steps=3, alive=True)
 
     def hold_up(event):

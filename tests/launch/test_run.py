@@ -135,7 +135,7 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
 @pytest.mark.torch
 @pytest.mark.parametrize(("mode", "nodes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.slow)])
 def test_a_native_crash_is_told_with_its_signal_and_place(tmp_path, mode, nodes):
-    """As of a prepared store that is cut short while it is read."""
+    """A prepared store that is cut short while it is read does so."""
     pids = {}
 
     def crash_first(event):
@@ -361,7 +361,7 @@ def test_a_full_disk_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch
 
 @pytest.mark.seconds
 def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
-    """As by a terminal in which somebody has pressed Ctrl-S."""
+    """A terminal in which a user has pressed Ctrl-S does so."""
     beats = []
 
     class HeldUp:

@@ -60,7 +60,7 @@ def test_efficientnet_b2_takes_what_is_known_of_it():
 @pytest.mark.torch
 @pytest.mark.slow
 def test_torch_counts_the_same_whatever_the_model():
-    """Of grouped convolutions too, forward; backward it does not divide them by their groups (pytorch#183405)."""
+    """It counts grouped convolutions forward too; backward it does not divide them by their groups (pytorch#183405)."""
     models = [("mlp", 32), ("toy-cnn", 32), ("toy-bn", 33), ("efficientnet-b0", 64)]
     for name, flops in counted(BY_TORCH, *models).items():
         assert forward(name, dict(models)[name]) == pytest.approx(flops, rel=0.01), name

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.seconds
 
 STEPS = 20
 GRADIENT_BYTES = 4 * (16 * 16 * 3 * 512 + 512 + 512 * 10 + 10)
-"""Of the model mlp at 16 px."""
+"""Bytes of the gradients of the model mlp at 16 px."""
 
 
 def config(framework="torch", mode="ddp", nodes=2, *, placement=None, workload=None):

@@ -158,7 +158,7 @@ def test_a_study_on_machines_needs_the_name_of_their_link():
 
 
 def test_the_link_within_a_node_is_not_counted_again_as_copying():
-    """Of the 60 ms that are exchanged, a link of 1 GB/s is busy for 31."""
+    """A link of 1 GB/s is busy for 31 of the 60 ms of the exchange."""
     mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
     (arm,) = predicted(mirrored, nodes=(1,), within=link_within_nodes("1GB/s")).arms
     assert arm.points[0].step_ms == pytest.approx(300, rel=1e-3)

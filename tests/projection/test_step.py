@@ -48,7 +48,7 @@ from dpcompare.projection.step import (
 
 FREE = Link(name="free")
 BUCKETS = in_buckets([2.05e6, 26.25e6, 2.56e6], [0.29, 0.61, 0.94], backward_ends=0.94)
-"""Of EfficientNet-B2 at 64 px, as measured on a CPU."""
+"""What was measured of EfficientNet-B2 at 64 px on a CPU."""
 
 
 def connected(nodes, bytes_per_second=math.inf, latency=0.0, **changes):
@@ -260,7 +260,7 @@ def test_goals_that_nothing_reaches_are_said_so():
 
 @pytest.mark.seconds
 def test_goals_are_found_below_what_is_too_large():
-    """With failures: a larger batch has more to lose, and of more nodes one fails sooner."""
+    """A larger batch has more to lose by a failure, and of more nodes one fails sooner."""
     often = Interruptions(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)
     overheads = TrainingOverheads(interruptions=often)
 

@@ -37,7 +37,7 @@ def nothing_shared():
 
 
 def problems(monkeypatch, *code, within=5.0, code_expected=1, says="process RANK broke"):
-    """Of a trial whose command runs this code."""
+    """The outcome of a trial whose command runs this code."""
 
     def stub(framework, mode, *options):
         folder = options[-1].removesuffix("/disk/run")

@@ -116,7 +116,7 @@ class _Kernels(TorchDispatchMode):
         return outputs
 
     def _require_one_device(self, func: Any, given: Iterable[torch.Tensor]) -> None:
-        """As CUDA's kernels do: of the host they take single numbers, and what says where to look."""
+        """CUDA's kernels take from the host single numbers, and what says where to look; so does this."""
         given = [tensor for tensor in given if tensor.untyped_storage()._cdata not in _buckets]
         gpus = {gpu for tensor in given if (gpu := _gpu_of(tensor)) is not None}
         of_host = [
@@ -326,7 +326,7 @@ def _replace_driver(name: str) -> None:
 
 
 CUDA = 1
-"""Of torch's types of devices, in C."""
+"""torch's numbers of types of devices, in C."""
 
 
 class _StreamBase(torch.Stream):
@@ -409,7 +409,7 @@ class _EventBase:
 
 def _replace_grouping() -> None:
     def by_device_and_dtype(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-        """As in C++: of each list what is on one device and of one type, with the places where it stood."""
+        """What of each list is on one device and of one type, with the places where it stood, as C++ gives it."""
         groups: dict[Any, tuple[list[list[Any]], list[int]]] = {}
         for place, row in enumerate(zip(*(each or [None] * len(lists[0]) for each in lists), strict=True)):
             first = row[0]
@@ -498,7 +498,7 @@ def _replace_collectives() -> None:
     broadcast_bucket = torch.distributed._broadcast_coalesced
 
     def broadcast_by_gpu(group: Any, tensors: Any, buffer_size: int, src: int = 0) -> None:
-        """As in C++, which packs together what is on one device."""
+        """What is on one device packed together, like the function in C++."""
         for gpu in {_gpu_of(tensor) for tensor in tensors}:
             broadcast_bucket(group, [tensor for tensor in tensors if _gpu_of(tensor) == gpu], buffer_size, src)
 

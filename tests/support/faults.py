@@ -19,7 +19,7 @@ class Fault:
     framework: str
     """The side that is broken."""
     optimizer: str = "sgd"
-    """With which it shows."""
+    """The optimizer with which it shows."""
     module: str = ""
     """Below dpcompare.backends."""
     inject: str = ""

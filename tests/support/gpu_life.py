@@ -111,7 +111,7 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
 
 
 CALLS = ("set_device", "connect", "reset_peak_memory", "time", "update")
-"""Of those that a life on GPUs makes, what it prints."""
+"""What a life on GPUs prints of the calls that it makes."""
 
 
 def live_torch(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

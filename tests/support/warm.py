@@ -49,7 +49,7 @@ class WarmLauncher:
 
     @property
     def pids(self) -> set[int]:
-        """Of the processes that stay."""
+        """The ids of the processes that stay."""
         return {process.pid for process in self._frameworks.values()}
 
     def launch(
@@ -62,7 +62,7 @@ class WarmLauncher:
         isolate: bool,
         stopped_by: Callable[[], str | None],
     ) -> LaunchOutcome:
-        """As `local.launch`, without deadlines; events are observed when all have ended.
+        """The same as `local.launch`, without deadlines; events are observed when all have ended.
 
         What needs processes of its own is started as ever: another interpreter, spawn.
         """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST_SECONDS = 600.0
-"""Of a launch; one that hangs is killed."""
+"""Seconds of a launch; one that hangs is killed."""
 SECONDS_TO_END = 10.0
 
 

@@ -135,7 +135,7 @@ def test_the_folder_of_another_user_is_refused_in_words(folder, as_nobody):
 
 
 def _require_own(run_dir):
-    """As `run --resume` does."""
+    """`run --resume` does so."""
     reject_links(run_dir, "the run directory")
     require_writable(run_dir, "the run directory")
 

@@ -59,7 +59,7 @@ time.sleep(60)
 
 @pytest.mark.process
 def test_a_command_ends_with_who_runs_it():
-    """As an installer, under which another would begin."""
+    """An installer is such a process, under which another would begin."""
     code = "from dpcompare.system.commands import run_command; run_command(['sh', '-c', 'echo $$ >&2; exec sleep 60'], "
     parent = subprocess.Popen(
         [sys.executable, "-c", f"{code}seconds=60, shown=True)"], stderr=subprocess.PIPE, text=True
@@ -105,7 +105,7 @@ def test_a_parent_that_was_gone_before_is_noticed():
 
 
 def test_a_folder_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, monkeypatch):
-    """As on a network file system without locks, of which there is none here."""
+    """A network file system without locks, of which there is none here, answers so."""
 
     def flock(lock, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

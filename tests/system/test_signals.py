@@ -32,7 +32,7 @@ def test_signals_that_come_together_are_one_interruption():
 
 
 def test_a_signal_that_is_sent_again_and_again_gets_through():
-    """As where a full pipe holds up what is printed while signals are held."""
+    """A full pipe may hold up what is printed while signals are held."""
     with signals_held() as signals:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -118,7 +118,7 @@ def test_a_command_is_killed_at_its_limit_and_by_an_interruption():
 
 @pytest.mark.process
 def test_a_command_that_cannot_be_killed_is_not_waited_for(monkeypatch):
-    """As nvidia-smi, where the driver does not answer: its process ends when that does, if ever."""
+    """nvidia-smi behaves so if the driver does not answer: its process ends when that does, if ever."""
     left, start = [], time.monotonic()
     monkeypatch.setattr("dpcompare.system.commands.kill_groups", left.extend)
     with pytest.raises(subprocess.TimeoutExpired):
