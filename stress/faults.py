@@ -95,7 +95,8 @@ def in_rank(trial: Trial, broken: str) -> tuple[str, str]:
     source = f"""
 def inject(module):
     import math, os, signal, time
-    train, rate, batches = module.train, module.learning_rate, module.evaluation_batches
+    from dpcompare.training import evaluated
+    train, rate, batches = module.train, module.learning_rate, evaluated.evaluation_batches
     def broken_train(backend, *arguments, **options):
         if backend.process_rank == {trial.rank}:
 {body}
@@ -124,7 +125,7 @@ def dying(*counts):
             {note}
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
-module.evaluation_batches = dying"""
+evaluated.evaluation_batches = dying"""
 
 
 def port_is_taken(trial: Trial) -> tuple[str, str]:

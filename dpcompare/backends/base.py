@@ -39,8 +39,8 @@ class Backend(ABC):
 
     Order of use, the same in every process:
 
-    1. `setup`, after which the ranks and counts below hold. Processes that are not in `Topology.trainers` only serve,
-       and wait for `teardown`.
+    1. `setup`, after which the ranks and counts below hold, and `require_planned` compares them with the plan. Processes
+       that are not in `Topology.trainers` only serve, and wait for `teardown`.
     2. `load_state` where training resumes.
     3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
        before it, and of `evaluate_step`, which takes `rows_evaluated_at_once`, on batches that came through

@@ -77,7 +77,7 @@ except RequestError as refused:
 def test_a_process_in_which_jax_was_used_already_is_refused():
     refused = printed(USED_ALREADY)
     assert refused.startswith("JAX has been used in this process already")
-    assert "expected a process in which no array was made" in refused
+    assert "expected another process for each training" in refused
 
 
 CALLS = """

@@ -229,13 +229,13 @@ module.DeviceFeed.place = lambda self, batch: place(
         optimizer="sgd",
         module="torch.backend",
         inject="""
-from dpcompare.training import loop
-batches = loop.evaluation_batches
+from dpcompare.training import evaluated
+batches = evaluated.evaluation_batches
 def dropping(*arguments):
     for batch in batches(*arguments):
         batch.weights[0] = 0
         yield batch
-loop.evaluation_batches = dropping
+evaluated.evaluation_batches = dropping
 """,
         caught_by="run",
     ),
@@ -520,9 +520,9 @@ loop._resume = forgetful
         module="tensorflow.backend",
         inject="""
 from itertools import islice
-from dpcompare.training import loop
-loaders = loop.Trainer._statistics_loaders
-loop.Trainer._statistics_loaders = lambda self: islice(loaders(self), 1, None)
+from dpcompare.training import evaluated
+loaders = evaluated.statistics_loaders
+evaluated.statistics_loaders = lambda *arguments: islice(loaders(*arguments), 1, None)
 """,
         caught_by="evaluation loss",
         on_sheet=("evaluation loss",),
