@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from dpcompare.backends import load_backend
-from dpcompare.backends.base import Backend
+from dpcompare.backends.base import Backend, require_planned
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.modes import MODES, Mode
@@ -236,7 +236,7 @@ class Training:
         if self._state != "new":
             raise RequestError("this training was entered before; expected a new one: call dpcompare.backend again")
         self.backend.setup()
-        self.backend.require_planned(self.backend.process_rank)
+        require_planned(self.backend, self.backend.process_rank)
         self._state = "open"
         return self
 

@@ -39,8 +39,8 @@ class Backend(ABC):
 
     Order of use, the same in every process:
 
-    1. `setup`, after which the ranks and counts below hold, and `require_planned` compares them with the plan. Processes
-       that are not in `Topology.trainers` only serve, and wait for `teardown`.
+    1. `setup`, after which the ranks and counts below hold. Processes that are not in `Topology.trainers` only serve,
+       and wait for `teardown`.
     2. `load_state` where training resumes.
     3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
        before it, and of `evaluate_step`, which takes `rows_evaluated_at_once`, on batches that came through
@@ -71,24 +71,6 @@ class Backend(ABC):
         self.config = config.prepared()
         self.workload = config.workload
         self.inputs = self.config.inputs
-
-    def require_planned(self, process_rank: int) -> None:
-        """Check that the framework sees the devices that were planned; called after `setup`.
-
-        Args:
-            process_rank: that the launcher has given to this process.
-
-        Raises:
-            RuntimeError: it sees others.
-        """
-        topology = self.config.topology
-        seen = (self.process_rank, self.num_processes, self.num_replicas)
-        planned = (process_rank, topology.num_processes, topology.num_replicas)
-        if seen != planned:
-            raise RuntimeError(
-                f"{self.config.framework} {self.config.mode} sees (process_rank, num_processes, num_replicas) = {seen}"
-                f", the plan says {planned}; devices of the plan: {', '.join(self.config.cluster.devices)}"
-            )
 
     @property
     def data_parallel_rank(self) -> int:
@@ -232,3 +214,23 @@ class Inspectable(Backend):
 
         By the layer's neutral name, in the order of the layers; features are (rows, height, width, channels).
         """
+
+
+def require_planned(backend: Backend, process_rank: int) -> None:
+    """Check that a framework sees the devices that were planned, after `Backend.setup`.
+
+    Args:
+        backend: of this process.
+        process_rank: that the launcher has given to it.
+
+    Raises:
+        RuntimeError: it sees others.
+    """
+    config, topology = backend.config, backend.config.topology
+    seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
+    planned = (process_rank, topology.num_processes, topology.num_replicas)
+    if seen != planned:
+        raise RuntimeError(
+            f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "
+            f"says {planned}; devices of the plan: {', '.join(config.cluster.devices)}"
+        )

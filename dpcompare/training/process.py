@@ -18,7 +18,7 @@ import PIL
 
 from dpcompare._version import __version__
 from dpcompare.backends import load_backend
-from dpcompare.backends.base import Backend, Inspectable
+from dpcompare.backends.base import Backend, Inspectable, require_planned
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
@@ -73,7 +73,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
-        backend.require_planned(process_rank)
+        require_planned(backend, process_rank)
         meters = Meters(config, _gpus(config, local_devices))
         if process_rank not in config.topology.trainers:
             _serve(events, run_dir)
