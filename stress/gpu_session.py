@@ -313,4 +313,6 @@ def difference(losses: Sequence[float], others: Sequence[float]) -> float:
 
 def about_this() -> dict[str, Any]:
     """What the first line of a part says."""
-    return {"commit": commit(), "command": shlex.join(sys.argv), "python": sys.version.split()[0]}
+    without_paths = [Path(word).name if os.sep in word else word for word in sys.argv[1:]]
+    command = shlex.join(["python", "-m", "stress.first_gpu", *without_paths])
+    return {"commit": commit(), "command": command, "python": sys.version.split()[0]}
