@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -46,6 +47,7 @@ def diagnosis(session: Session) -> Figures:
     told = session.command("doctor", "dpcompare", "doctor", "--no-trials", "--json", seconds=60, codes=(0, 3))
     findings = json.loads(told)["findings"]
     problems = [f"{each['name']}: {each['found']}" for each in findings if each["status"] == "problem"]
+    problems = [problem.replace(f" for {sys.executable}", "") for problem in problems]  # a path of this machine
     return {"findings": len(findings), "problems": "; ".join(problems) or "none"}
 
 

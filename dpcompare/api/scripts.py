@@ -11,7 +11,7 @@ from datetime import datetime
 from math import inf
 from pathlib import Path
 
-from dpcompare.api.training import CLUSTER_VARIABLE
+from dpcompare.api.launchers import CLUSTER_VARIABLE
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import RunOptions
 from dpcompare.config.cluster import DeviceChoice

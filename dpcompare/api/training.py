@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 
-from dpcompare.backends import load_backend
+from dpcompare.api.launchers import cluster_here, refuse_missing_launcher, show_devices
+from dpcompare.api.own_parts import FrameworkOptimizer, Loss, named_model, own_parts
+from dpcompare.backends import known_mode, load_backend
 from dpcompare.backends.base import Backend, require_planned
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.config.cluster import Cluster, Topology
-from dpcompare.config.modes import MODES, Mode
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.modes import Mode
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
-from dpcompare.errors import RequestError, did_you_mean, require_type
+from dpcompare.errors import RequestError, require_type
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.launch.plan import mask_of
 from dpcompare.models.custom import CustomModel
-from dpcompare.models.initial_weights import custom_weights
 from dpcompare.models.state import State, TrainingState
 from dpcompare.objects import name_of
-from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
-from dpcompare.system.type_names import FrameworkArray, FrameworkModel
+from dpcompare.system.type_names import FrameworkModel
 from dpcompare.training.evaluated import evaluate
 from dpcompare.training.schedule import learning_rate, training_reader
-
-FrameworkOptimizer: TypeAlias = Any
-"""In torch a torch.optim.Optimizer, in TensorFlow and JAX an `Optimizer` of dpcompare."""
-Loss: TypeAlias = Callable[[FrameworkArray, FrameworkArray], FrameworkArray]
-"""From logits (rows, classes) and labels (rows,) to the loss of each row, (rows,)."""
-
-CLUSTER_VARIABLE = "DPCOMPARE_CLUSTER"
-"""The cluster of a script that `run_script` starts, as JSON."""
 
 _loaded: set[str] = set()
 """The framework that this process trains with, once there is one."""
@@ -92,7 +80,7 @@ def backend(
     require_type(workload, Workload, "workload")
     changes: dict[str, Any] = {}
     if model is not None:
-        changes["model"] = _named_model(model, framework)
+        changes["model"] = named_model(model, framework)
     if dataset is not None:
         changes["dataset"] = os.fspath(dataset) if isinstance(dataset, str | Path) else name_of(dataset, "dataset")
     workload = workload.changed(**changes) if changes else workload
@@ -100,10 +88,10 @@ def backend(
         framework=framework,
         mode=mode,
         workload=workload,
-        cluster=cluster or _cluster_here(framework, mode, row),
+        cluster=cluster or cluster_here(framework, mode, row),
         tune=dict(tune or {}),
     )
-    _refuse_missing_launcher(config)
+    refuse_missing_launcher(config)
     if optimizer is not None and "optimizer" in row.supported_values:
         raise RequestError(
             f"optimizer: received with {framework} {mode}, which trains with its own; expected another mode, or none"
@@ -119,8 +107,8 @@ def backend(
             "one framework per process: start another process, or compare runs with dpcompare.compare"
         )
     is_object = model is not None and not isinstance(model, str)
-    own = _own_parts(is_object=is_object, own_weights=own_weights, loss=loss, optimizer=optimizer)
-    _show_devices(config)
+    own = own_parts(is_object=is_object, own_weights=own_weights, loss=loss, optimizer=optimizer)
+    show_devices(config)
     kind = load_backend(framework, mode)
     _loaded.add(framework)
     prepared = prepare_inputs(config, custom_shapes={} if is_object or own_weights else None)
@@ -379,171 +367,10 @@ def _row(framework: str, mode: str) -> Mode:
     if ":" in str(framework):
         first, _, second = str(framework).partition(":")
         raise RequestError(f"framework: received {framework!r}, expected two arguments: backend({first!r}, {second!r})")
-    if (framework, mode) not in MODES:
-        known = [f"{known_framework} {known_mode}" for known_framework, known_mode in MODES]
-        received = f"{framework} {mode}"
-        raise RequestError(
-            f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
-        )
-    row = MODES[framework, mode]
+    row = known_mode(framework, mode)
     if row.roles:
         raise RequestError(
             f"mode: received {mode!r}, some of whose processes only serve others; expected a mode whose processes all "
             "train, or dpcompare.run"
         )
     return row
-
-
-def _named_model(model: str | CustomModel | Callable[[int, int], FrameworkModel], framework: str) -> str:
-    """The name of a model; an object gets one."""
-    if isinstance(model, str):
-        return model
-    if not isinstance(model, CustomModel):
-        is_model = not isinstance(model, type) and (
-            hasattr(model, "parameters") or hasattr(model, "trainable_variables")
-        )
-        if not callable(model) or is_model:
-            raise RequestError(
-                f"model: received a {type(model).__name__}, expected a name, a CustomModel, or a function from (image "
-                "size, number of classes) to a model, such as lambda size, classes: model"
-            )
-        model = replace(CustomModel(), **{framework: model})  # type: ignore[arg-type]  # a field of that name
-    return name_of(model, "model")
-
-
-def _own_parts(
-    *,
-    is_object: bool,
-    own_weights: bool,
-    loss: Loss | None,
-    optimizer: CustomOptimizer | Callable[..., FrameworkOptimizer] | None,
-) -> dict[str, Any]:
-    """The methods of a backend that a user's parts replace; see docs/adding_a_backend.md."""
-    own: dict[str, Any] = {}
-    if own_weights:
-        own["initial_state"] = lambda self: None
-    elif is_object:  # no other process could build it to find its shapes
-        own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
-    for name, part in (("loss", loss), ("optimizer", optimizer)):
-        if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
-            expected = "a function or a CustomOptimizer" if name == "optimizer" else "a function"
-            raise RequestError(f"{name}: received a {type(part).__name__}, expected {expected}")
-    if optimizer is not None and _num_required(optimizer) >= NUM_OF_A_FORMULA:
-        raise RequestError(
-            "optimizer: received a function of the parameter, its gradient and more; expected "
-            "CustomOptimizer(update=that function, slots=[...])"
-        )
-    if loss is not None:
-        own["row_losses"] = lambda self, logits, labels, *, training: _of_rows(loss(logits, labels), labels)
-    if optimizer is not None:
-        own["build_optimizer"] = lambda self, *variables: self.custom_optimizer(optimizer, *variables)
-    return own
-
-
-NUM_OF_A_FORMULA = 4
-"""Arguments from which on a function is taken for the formula of an optimizer, which has five."""
-
-
-def _num_required(function: Any) -> int:
-    """How many arguments a function needs; 0 if that is not known."""
-    if isinstance(function, (type, CustomOptimizer)):
-        return 0
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 0
-    return sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in parameters)
-
-
-def _of_rows(losses: FrameworkArray, labels: FrameworkArray) -> FrameworkArray:
-    shape = tuple(getattr(losses, "shape", ()))
-    if shape != tuple(labels.shape):
-        raise RequestError(
-            f"loss: received a loss of the shape {shape} for {labels.shape[0]} rows, expected that of each row, "
-            f"{tuple(labels.shape)}: not their mean, by which rows that only fill up a batch would count"
-        )
-    return losses
-
-
-def _cluster_here(framework: str, mode: str, row: Mode) -> Cluster:
-    """The cluster that a launcher's variables describe; without one, what a run would take by default.
-
-    Several nodes of another launcher than `run_script` are machines, of which this process sees one.
-    """
-    if described := os.environ.get(CLUSTER_VARIABLE):
-        return Cluster.model_validate_json(described)
-    if row.launch == "torchrun" and "WORLD_SIZE" in os.environ:
-        per_node = _variable("LOCAL_WORLD_SIZE", int)
-        return _machines(_variable("WORLD_SIZE", int) // max(1, per_node), per_node)
-    if row.launch == "tf_config" and "TF_CONFIG" in os.environ:
-        return _machines(_variable("TF_CONFIG", lambda text: len(json.loads(text)["cluster"]["worker"])), None)
-    if row.launch == "coordinator" and "JAX_NUM_PROCESSES" in os.environ:
-        return _machines(_variable("JAX_NUM_PROCESSES", int), None)
-    if not row.multi_device:
-        return Cluster.partition(1, 1)
-    here = Cluster.partition(1)
-    return here if here.device_type == "gpu" else Cluster.partition(*row.default_topology(2), device="cpu")
-
-
-def _machines(num_nodes: int, per_node: int | None) -> Cluster:
-    """So many machines like this one; None: each with all of its visible GPUs, or one CPU device."""
-    gpus = visible_gpus(installed_gpus())
-    per_node = per_node or len(gpus) or 1
-    if num_nodes == 1:
-        return Cluster.partition(1, per_node)
-    return Cluster.of_machines(num_nodes, per_node, "gpu" if gpus else "cpu", available_cores())
-
-
-def _variable(name: str, read: Callable[[str], int]) -> int:
-    """What a launcher's variable says."""
-    expected = {"TF_CONFIG": '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'}
-    try:
-        return read(os.environ[name])
-    except (KeyError, TypeError, ValueError):
-        raise RequestError(
-            f"{name}: received {os.environ.get(name)!r}, expected {expected.get(name, 'a number, as torchrun sets it')}"
-        ) from None
-
-
-def _show_devices(config: RunConfig) -> None:
-    """Have this process see the GPUs of its cluster alone, as the processes of a run do.
-
-    Raises:
-        RequestError: it has seen others already.
-    """
-    installed = installed_gpus()
-    if CLUSTER_VARIABLE in os.environ or not installed or not config.cluster.simulated:
-        return  # masked by `run_script`; without GPUs; or this machine's launcher has masked
-    node = config.cluster.nodes[0]
-    mask = mask_of(config, node) if len(config.cluster.nodes) == 1 else ",".join(dict.fromkeys(config.cluster.devices))
-    wanted = mask.split(",") if config.cluster.device_type == "gpu" else []
-    if wanted == visible_gpus(installed):
-        return
-    torch = sys.modules.get("torch")
-    has_looked = (
-        torch.cuda.is_initialized() if config.framework == "torch" and torch else config.framework in sys.modules
-    )
-    if has_looked:
-        raise RequestError(
-            f"cluster: received {', '.join(config.cluster.devices)} in a process where {config.framework} has looked "
-            f"for GPUs already; expected dpcompare.backend to come first, or CUDA_VISIBLE_DEVICES={mask} from its start"
-        )
-    os.environ |= {"CUDA_VISIBLE_DEVICES": mask, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def _refuse_missing_launcher(config: RunConfig) -> None:
-    """Refuse a mode of several processes in a script that was not started as one of several."""
-    topology: Topology = config.topology
-    needed = {"torchrun": "WORLD_SIZE", "tf_config": "TF_CONFIG", "coordinator": "JAX_COORDINATOR_ADDRESS"}
-    variable = needed.get(config.launch)
-    if variable is None or variable in os.environ:
-        return
-    how = {
-        "torchrun": f"torchrun --nproc-per-node {topology.processes_per_node} SCRIPT.py",
-        "tf_config": "one process per worker, each with its TF_CONFIG",
-        "coordinator": "one process per node, each with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID",
-    }[config.launch]
-    raise RequestError(
-        f"{config.framework} {config.mode}: received in a process without {variable}; expected {how}, or "
-        f"dpcompare.run_script('SCRIPT.py', '{config.framework}:{config.mode}')"
-    )

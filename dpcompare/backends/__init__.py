@@ -6,11 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpcompare.backends.availability import require_mode
-from dpcompare.config.modes import MODES
+from dpcompare.config.modes import MODES, Mode
 from dpcompare.errors import RequestError, did_you_mean
 
 if TYPE_CHECKING:
     from dpcompare.backends.base import Backend
+
+
+def known_mode(framework: str, mode: str) -> Mode:
+    """The row of a mode.
+
+    Raises:
+        RequestError: there is no such mode.
+    """
+    if (framework, mode) not in MODES:
+        known = [f"{known_framework} {name}" for known_framework, name in MODES]
+        received = f"{framework} {mode}"
+        raise RequestError(
+            f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
+        )
+    return MODES[framework, mode]
 
 
 def load_backend(framework: str, mode: str) -> type[Backend]:
@@ -19,13 +34,8 @@ def load_backend(framework: str, mode: str) -> type[Backend]:
     Raises:
         RequestError: there is no such mode, or the framework is not installed.
     """
-    if (framework, mode) not in MODES:
-        known = [f"{known_framework} {known_mode}" for known_framework, known_mode in MODES]
-        received = f"{framework} {mode}"
-        raise RequestError(
-            f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
-        )
+    row = known_mode(framework, mode)
     require_mode(framework, mode)
-    module, name = MODES[framework, mode].target.split(":")
+    module, name = row.target.split(":")
     backend: type[Backend] = getattr(import_module(f"dpcompare.backends.{module}"), name)
     return backend

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpcompare as dp
-from dpcompare.api import training
+from dpcompare.api import launchers
 from dpcompare.api.saved import save
 from dpcompare.config.modes import MODES
 
@@ -264,7 +264,7 @@ def test_the_launcher_says_how_many_there_are(monkeypatch, variables, mode, expe
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    cluster = training._cluster_here(*mode, MODES[mode])
+    cluster = launchers.cluster_here(*mode, MODES[mode])
     assert (cluster.num_nodes, cluster.devices_per_node, cluster.simulated) == expected
 
 
@@ -272,7 +272,7 @@ def test_the_launcher_says_how_many_there_are(monkeypatch, variables, mode, expe
 def test_a_wrong_launcher_is_named(monkeypatch, described):
     monkeypatch.setenv("TF_CONFIG", described)
     with pytest.raises(dp.RequestError, match=r"TF_CONFIG: received .*expected"):
-        training._cluster_here("tensorflow", "multiworker", MODES["tensorflow", "multiworker"])
+        launchers.cluster_here("tensorflow", "multiworker", MODES["tensorflow", "multiworker"])
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_training_sees_the_gpus_of_its_cluster(monkeypatch, install_gpus, clus
         monkeypatch.setenv(name, "as it was")  # or what the training sets would stay
         monkeypatch.delenv(name)
     config = dp.RunConfig(framework="torch", mode="dp", workload=WORKLOAD, cluster=cluster())
-    training._show_devices(config)
+    launchers.show_devices(config)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == mask
 
 
