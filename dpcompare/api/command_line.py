@@ -11,7 +11,7 @@ import click
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean, require_type
 
-OF_THE_SCREEN = {"dry_run", "as_json", "markdown"}
+DISPLAY_OPTIONS = {"dry_run", "as_json", "markdown"}
 """Options that say what a command prints, which Python does not ask for."""
 
 
@@ -49,7 +49,7 @@ def read_by(
 
 def _typed(command: click.Command, values: Mapping[str, Any]) -> Iterator[str]:
     options = [option for option in command.params if isinstance(option, click.Option)]
-    known = {str(option.name): option for option in options if option.name not in OF_THE_SCREEN}
+    known = {str(option.name): option for option in options if option.name not in DISPLAY_OPTIONS}
     for name, value in values.items():
         if value is None:
             continue

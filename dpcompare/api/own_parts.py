@@ -54,7 +54,7 @@ def own_parts(
         if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
             expected = "a function or a CustomOptimizer" if name == "optimizer" else "a function"
             raise RequestError(f"{name}: received a {type(part).__name__}, expected {expected}")
-    if optimizer is not None and _num_required(optimizer) >= NUM_OF_A_FORMULA:
+    if optimizer is not None and _num_required(optimizer) >= LEAST_FORMULA_ARGUMENTS:
         raise RequestError(
             "optimizer: received a function of the parameter, its gradient and more; expected "
             "CustomOptimizer(update=that function, slots=[...])"
@@ -66,7 +66,7 @@ def own_parts(
     return own
 
 
-NUM_OF_A_FORMULA = 4
+LEAST_FORMULA_ARGUMENTS = 4
 """Arguments from which on a function is taken for the formula of an optimizer, which has five."""
 
 

@@ -24,11 +24,11 @@ from dpcompare.results.run_dir import LOGS_DIR, end_of, node_log_path
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
 
-OF_SCRIPTS = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": ""}
+SCRIPT_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": ""}
 """Variables of the processes: a script may import what lies next to it, and no line that it printed is lost."""
 
 
-OF_EVERY_TOPOLOGY = 64 * math.lcm(*range(1, 17))
+DIVISIBLE_BATCH_SIZE = 64 * math.lcm(*range(1, 17))
 """A batch that all usual numbers of replicas divide."""
 
 
@@ -86,7 +86,7 @@ def run_script(
         nodes=nodes,
         devices_per_node=devices_per_node,
         device=device,
-        fields={"model": "mlp", "global_batch_size": OF_EVERY_TOPOLOGY},  # the script has a workload of its own
+        fields={"model": "mlp", "global_batch_size": DIVISIBLE_BATCH_SIZE},  # the script has a workload of its own
     )
     config = build_config(options)
     require_machine(config)
@@ -101,7 +101,7 @@ def run_script(
         print(line, file=sys.stderr)
     processes = [
         process.model_copy(
-            update={"env": process.env | {CLUSTER_VARIABLE: config.cluster.model_dump_json()} | OF_SCRIPTS}
+            update={"env": process.env | {CLUSTER_VARIABLE: config.cluster.model_dump_json()} | SCRIPT_ENVIRONMENT}
         )
         for process in plan(config, directory, Endpoints(free_ports(num_ports(config))), _argv(path, arguments))
     ]
