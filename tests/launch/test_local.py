@@ -44,7 +44,7 @@ def test_the_first_failure_stops_the_others(tmp_path):
     )
     assert launch(tmp_path, sleeper, failing).nodes == {1: 7}
     assert time.monotonic() - start < 30
-    assert not is_running(int(pid_file.read_text() or 0))
+    assert not is_running(int(pid_file.read_text()))
 
 
 INTERRUPTED_IN_A_FORK = """

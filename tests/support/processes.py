@@ -31,5 +31,7 @@ def wait_until(condition, seconds=10.0):
 
 
 SLEEP_AND_TELL = (
-    "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
+    "import os, pathlib, time; pid_file = pathlib.Path(os.environ['PID_FILE']); "
+    "written = pid_file.with_name(pid_file.name + '.part'); written.write_text(str(os.getpid())); "
+    "written.replace(pid_file); time.sleep(60)"
 )
