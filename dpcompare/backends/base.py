@@ -47,8 +47,8 @@ class Backend(ABC):
        `prefetch_to_device`; `read` turns what they return into numbers.
        `logits` recomputes BatchNorm's statistics before an evaluation.
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
-       `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
-       `first_grad_norm_sq` after the very first one.
+       `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had,
+       `tensors_of_replicas`, and `first_grad_norm_sq` after the very first one.
     5. `describe` and `counters` once training is done, then `teardown`.
     """
 
@@ -142,6 +142,15 @@ class Backend(ABC):
         known.
         """
         return None
+
+    def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        """Each parameter and what the optimizer remembers of it, by its name in a TrainingState, read from the devices.
+
+        As each replica of this process has it; a single array where several share one. One after another, since all
+        copies together may not fit; all processes must read to the end, since a tensor may have to be gathered.
+        Nothing: that is not known.
+        """
+        return iter(())
 
     def first_grad_norm_sq(self) -> float | None:
         """This process's share of the sum of squares of the synchronized gradient, after the first step.

@@ -37,6 +37,12 @@ class HostBatch:
     """1 for a sample, 0 for a padding row."""
     global_count: int
     """Samples of the global batch that count: what the sum of losses is divided by."""
+    step: int
+    """The step that it is for, from 1; in evaluation, the number of its global batch."""
+    indices: npt.NDArray[np.int64]
+    """Which image of the split each row is."""
+    corners: npt.NDArray[np.int64] | None = None
+    """(rows, 2): where each row was cut out of its image; None: out of the centre."""
     drop_masks: DropMasks | None = None
     """What regularization multiplies features by, (rows, features of all its layers); None where it is off."""
 
@@ -131,8 +137,22 @@ class BatchReader:
             labels=self._split.labels[indices],
             weights=batch.weights[rows],
             global_count=batch.count,
+            step=batch.step + 1,
+            indices=indices,
+            corners=augmented.corners,
             drop_masks=drop_masks,
         )
+
+
+def watched(batch_loaders: Iterable[BatchLoader], look: Callable[[HostBatch], None]) -> Iterator[BatchLoader]:
+    """The same readings; whichever thread reads a batch calls `look` with it."""
+
+    def load_and_look(load: BatchLoader) -> HostBatch:
+        batch = load()
+        look(batch)
+        return batch
+
+    return (partial(load_and_look, load) for load in batch_loaders)
 
 
 Item = TypeVar("Item")

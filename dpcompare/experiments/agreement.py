@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,10 +127,13 @@ FEW_STEPS = 20
 TOLERANCES: dict[str, dict[str, float]] = {
     "first loss": {"float64": 1e-9, "float32": 1e-4, "TF32": 5e-3, "bfloat16": 2e-2},
     "first gradient norm": {"float64": 1e-9, "float32": 1e-3, "TF32": 2e-2, "bfloat16": 5e-2},
+    "first update norm": {"float64": 1e-9, "float32": 1e-3, "TF32": 2e-2, "bfloat16": 5e-2},
+    "first evaluation accuracy": {"float64": 0.02, "float32": 0.07, "TF32": 0.07, "bfloat16": 0.13},
     "second loss": {"float64": 1e-6, "float32": 5e-3, "TF32": 2e-2, "bfloat16": 5e-2},
     "first evaluation loss": {"float64": 1e-9, "float32": 1e-2, "TF32": 5e-2, "bfloat16": 1e-1},
     "later losses": {"float64": 1e-6},
     "evaluation loss": {"float64": 1e-6},
+    "evaluation accuracy": {"float64": 0.02},
 }
 """Check -> arithmetic -> the largest difference that rounding makes, relative to a loss above 1, or to the norm.
 
@@ -143,6 +147,8 @@ class Outcome(NamedTuple):
     equal: bool
     is_reason: bool
     """Whether it makes them not comparable."""
+    detail: str = ""
+    """Where they differ, in words, if the values do not say it."""
 
 
 Comparator = Callable[[Sequence[RunResult], Sequence[Any], Values], Outcome]
@@ -163,18 +169,23 @@ class Agreement:
     """Whether the values of some results that are alike are the same, or differ as rounding makes them."""
     applies_to: Callable[[RunResult], bool] = lambda result: True
     """The results for which that has been measured; those of others are shown."""
+    explain: Callable[[Sequence[RunResult]], str] = lambda results: ""
+    """Where results that are alike and do not agree differ, in words."""
 
     def __call__(self, results: Sequence[RunResult], figures: Sequence[Any], values: Values) -> Outcome:
         alike: dict[str, list[int]] = {}
         for number in range(len(results)):
             alike.setdefault(str([check_values[number] for check_values in values.values()]), []).append(number)
-        agree = all(
-            self.agree([results[number] for number in group], [figures[number] for number in group])
-            for group in alike.values()
-        )
+        groups = [[results[number] for number in numbers] for numbers in alike.values()]
+        agree = [
+            self.agree(group, [figures[number] for number in numbers])
+            for group, numbers in zip(groups, alike.values(), strict=True)
+        ]
+        is_reason = not all(agree) and all(self.applies_to(result) and has_one_order(result) for result in results)
         return Outcome(
-            equal=agree and len(alike) == 1,
-            is_reason=not agree and all(self.applies_to(result) and has_one_order(result) for result in results),
+            equal=all(agree) and len(alike) == 1,
+            is_reason=is_reason,
+            detail=self.explain(groups[agree.index(False)]) if is_reason else "",
         )
 
 
@@ -204,6 +215,76 @@ def same_batches(results: Sequence[RunResult], values: Sequence[Any]) -> bool:
     known = [value for value in values if value != NOT_KNOWN]
     steps = {step for digests in known for step in digests}
     return all(len({digests[step] for digests in known if step in digests}) == 1 for step in steps)
+
+
+def decisions_of(what: str) -> Read:
+    """One checksum of what the host decided for all steps; `none` where the workload has no such decision."""
+
+    def value(result: RunResult) -> str:
+        if result.decisions is None:
+            return NOT_KNOWN
+        digests = result.decisions.digests.get(what)
+        return "none" if digests is None else hashlib.sha256(digests.encode()).hexdigest()
+
+    return value
+
+
+def where_decisions_differ(what: str, results: Sequence[RunResult]) -> str:
+    """The first step for which another run decided otherwise than the first, in words; empty if there is none."""
+    decisions = [result.decisions for result in results if result.decisions is not None]
+    first = next((at for other in decisions[1:] if (at := decisions[0].differs_at(other, what))), None)
+    return f"first differs at {first}" if first else ""
+
+
+def same_decisions(what: str) -> Agreement:
+    """The rule that the host of every run decides the same for the steps that runs have in common, in any precision."""
+    return Agreement(
+        agree=lambda results, _: not where_decisions_differ(what, results),
+        explain=lambda results: where_decisions_differ(what, results),
+    )
+
+
+def evaluated_rows(result: RunResult) -> dict[int, str] | str:
+    """Step of each evaluation -> the checksum of its samples, labels and pixels."""
+    rows = {evaluation.step: evaluation.rows for evaluation in result.evaluations if evaluation.rows is not None}
+    return rows or NOT_KNOWN
+
+
+def evaluation_accuracy(result: RunResult) -> Any:
+    return result.evaluations[-1].accuracy if result.evaluations else NOT_KNOWN
+
+
+def updated_otherwise(results: Sequence[RunResult]) -> str:
+    """The parameter whose first update differs most between the first of some runs and another, with its norms."""
+    norms = [result.computed.first_update_norms for result in results if result.computed is not None]
+    pairs = [
+        (abs(other[name] - norm) / max(abs(other[name]), abs(norm), math.ulp(0.0)), name, norm, other[name])
+        for other in norms[1:]
+        for name, norm in norms[0].items()
+        if name in other
+    ]
+    if not pairs:
+        return ""
+    _, name, first, second = max(pairs)
+    return f"most in {name}, {first:.6g} against {second:.6g}"
+
+
+def replicas_compared(result: RunResult) -> str:
+    """What was found where the copies of all replicas were compared."""
+    computed = result.computed
+    if computed is None or not (computed.replicas_compared_after or computed.first_update_norms):
+        return NOT_KNOWN
+    if not computed.replicas_compared_after:
+        return "one copy"
+    return computed.replica_difference or "the same"
+
+
+def replicas_equal(results: Sequence[RunResult], values: Sequence[Any], all_values: Values) -> Outcome:
+    """One run whose replicas train different models is enough."""
+    differ = [value for value in values if value not in (NOT_KNOWN, "one copy", "the same")]
+    return Outcome(
+        equal=len(set(values)) == 1 and not differ, is_reason=bool(differ), detail="; ".join(dict.fromkeys(differ))
+    )
 
 
 def has_one_order(result: RunResult) -> bool:

@@ -13,6 +13,7 @@ from dpcompare.config.run import PreparedRun
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
+from dpcompare.experiments.agreement import where_decisions_differ
 from dpcompare.experiments.verify_groups import Contender
 from dpcompare.models.architectures import model_of
 from dpcompare.models.sealed import read_weights
@@ -35,7 +36,7 @@ class Side:
 Difference = Callable[[Side, Side], float]
 
 
-EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "regularization")
+EACH_ALONE = ("weight round trip", "sample order", "equality of replicas", "pixels and augmentation", "regularization")
 """Checks of each side against the files and rules, not against another side."""
 
 
@@ -45,6 +46,8 @@ def differences(workload: Workload) -> dict[str, Difference]:
     found: dict[str, Difference] = {
         "weight round trip": _weights_against_file,
         "sample order": _order_against_plan,
+        "decisions of each step": lambda a, b: float(len(_decisions_that_differ(a, b))),
+        "equality of replicas": lambda _, side: float(_replica_difference(side) is not None),
         "pixels and augmentation": lambda _, side: _rows_against_host(side, "images", "labels", "weights"),
         "evaluation logits": _largest("evaluation_logits"),
         "training logits": _largest("training_logits"),
@@ -109,6 +112,30 @@ def _order_against_plan(_: Side, side: Side) -> float:
     ):
         digest.update(batch)
     return float(digest.hexdigest() != side.result.sample_order_sha256)
+
+
+def _decisions_that_differ(a: Side, b: Side) -> list[str]:
+    """A sentence for each of the host's decisions, the rows of evaluations included, that differ in a step of both."""
+    results = [a.result, b.result]
+    kinds = dict.fromkeys(what for result in results if result.decisions for what in result.decisions.digests)
+    sentences = [f"{what} of each step {at}" for what in kinds if (at := where_decisions_differ(what, results))]
+    first, second = ({row.step: row.rows for row in result.evaluations if row.rows} for result in results)
+    if step := next((step for step in first if second.get(step, first[step]) != first[step]), None):
+        sentences.append(f"rows of the evaluation after step {step} differ")
+    return sentences
+
+
+def _replica_difference(side: Side) -> str | None:
+    return side.result.computed.replica_difference if side.result.computed else None
+
+
+def detail_of(name: str, a: Side, b: Side) -> str:
+    """What leads to the cause where a check of two sides has failed; empty where nothing is known."""
+    if name == "decisions of each step":
+        return "; ".join(_decisions_that_differ(a, b))
+    if name == "equality of replicas":
+        return _replica_difference(b) or ""
+    return "" if name in EACH_ALONE else first_layer_that_differs(a, b)
 
 
 def _rows_against_host(side: Side, *names: str) -> float:

@@ -35,6 +35,8 @@ class Row:
     """Whether it makes the results not comparable."""
     remedy: str
     """The remedy: `fix` of a FairnessCheck."""
+    detail: str = ""
+    """Where the results differ, in words, if the values do not say it."""
 
 
 def shown(values: Sequence[Any]) -> list[str]:
@@ -81,7 +83,11 @@ class Sheet:
     @property
     def reasons(self) -> list[str]:
         """One sentence per check that must be equal and is not, with what to do about it."""
-        return [f"{row.setting}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
+        return [
+            f"{row.setting}: {row.detail or _against(shown(row.values))}; {row.remedy}"
+            for row in self.rows
+            if row.reason
+        ]
 
     @property
     def summary(self) -> str:
@@ -130,7 +136,14 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
         rows.append(
-            Row(setting=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix)
+            Row(
+                setting=name,
+                values=values,
+                equal=outcome.equal and not reason,
+                reason=reason,
+                remedy=check.fix,
+                detail=outcome.detail,
+            )
         )
     return Sheet(rows=rows)
 
@@ -148,7 +161,11 @@ def _outcome(
         values = {name: [all_values[name][index] for index in round_indices] for name in needed}
         own = [all_values[name][index] for index in round_indices]
         outcomes.append(check.compare([results[index] for index in round_indices], own, values))
-    return Outcome(equal=all(each.equal for each in outcomes), is_reason=any(each.is_reason for each in outcomes))
+    return Outcome(
+        equal=all(outcome.equal for outcome in outcomes),
+        is_reason=any(outcome.is_reason for outcome in outcomes),
+        detail=next((outcome.detail for outcome in outcomes if outcome.detail), ""),
+    )
 
 
 def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:

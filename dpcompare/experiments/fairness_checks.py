@@ -26,6 +26,7 @@ from dpcompare.experiments.agreement import (
     no_shared_gpu,
     on_cpu,
     same_batches,
+    same_decisions,
 )
 
 
@@ -93,6 +94,8 @@ def workload_check(
 UP_TO_FIRST_GRADIENT = Changes.FIRST_LOSS | Changes.FIRST_GRADIENT
 UP_TO_SECOND_LOSS = UP_TO_FIRST_GRADIENT | Changes.SECOND_LOSS
 """What the first steps depend on; later losses and evaluations depend on more."""
+OF_RATES = Changes.BATCHES | Changes.SECOND_LOSS | Changes.LATER_LOSSES | Changes.LAST_EVALUATION
+"""What the rates of the steps depend on: a schedule ends with the steps that are trained, which the batches say too."""
 
 CHECKS: dict[str, FairnessCheck] = {
     "status": FairnessCheck(lambda r: r.status, Changes.LEARNING, "compare runs that completed"),
@@ -186,6 +189,30 @@ CHECKS: dict[str, FairnessCheck] = {
         compare=Agreement(agree=same_batches),
         depends_on=Changes.BATCHES,
     ),
+    **{
+        f"{what} of each step": FairnessCheck(
+            values.decisions_of(what),
+            Changes.LEARNING,
+            fix,
+            compare=same_decisions(what),
+            depends_on=depends_on,
+        )
+        for what, fix, depends_on in (
+            ("learning rate", "every step must be made at the rate that the schedule says", OF_RATES),
+            ("decay and average", "every step must use the same factors", OF_RATES),
+            ("images", "every step must train the same images", Changes.BATCHES),
+            ("labels", "the images of every step must have the same labels", Changes.BATCHES),
+            ("augmentation", "the images of every step must be changed in the same way", Changes.BATCHES),
+            ("dropped features", "the same features must be dropped in every step", Changes.BATCHES),
+        )
+    },
+    "evaluated rows": FairnessCheck(
+        values.evaluated_rows,
+        Changes.LEARNING,
+        "every evaluation must read the same pixels and labels",
+        compare=Agreement(agree=same_batches),
+        depends_on=Changes.BATCHES,
+    ),
     "optimizer steps": FairnessCheck(
         values.count_value("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
     ),
@@ -209,6 +236,23 @@ CHECKS: dict[str, FairnessCheck] = {
         compare=Agreement(agree=ByRounding(TOLERANCES["first gradient norm"], least=0.0), applies_to=on_cpu),
         depends_on=UP_TO_FIRST_GRADIENT,
     ),
+    "first update norm": FairnessCheck(
+        values.computed("first_update_norm"),
+        Changes.LEARNING,
+        "the optimizer must make the same update of the same gradient; `dpcompare verify` finds where they part",
+        compare=Agreement(
+            agree=ByRounding(TOLERANCES["first update norm"], least=0.0),
+            applies_to=on_cpu,
+            explain=values.updated_otherwise,
+        ),
+        depends_on=UP_TO_SECOND_LOSS,
+    ),
+    "equality of replicas": FairnessCheck(
+        values.replicas_compared,
+        Changes.LEARNING,
+        "all replicas must begin from the same weights and make the same updates",
+        compare=values.replicas_equal,
+    ),
     "second loss": FairnessCheck(
         values.loss_of_step(2),
         Changes.LEARNING,
@@ -223,6 +267,13 @@ CHECKS: dict[str, FairnessCheck] = {
         compare=Agreement(agree=ByRounding(TOLERANCES["first evaluation loss"]), applies_to=on_cpu),
         depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS,
     ),
+    "first evaluation accuracy": FairnessCheck(
+        values.computed("first_evaluation_accuracy"),
+        Changes.LEARNING,
+        "an accuracy must count the same samples as correct",
+        compare=Agreement(agree=ByRounding(TOLERANCES["first evaluation accuracy"]), applies_to=on_cpu),
+        depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS,
+    ),
     "later losses": FairnessCheck(
         values.later_losses,
         Changes.LEARNING,
@@ -235,6 +286,13 @@ CHECKS: dict[str, FairnessCheck] = {
         Changes.LEARNING,
         "the last evaluations must agree; `dpcompare verify` finds where they part",
         compare=Agreement(agree=ByRounding(TOLERANCES["evaluation loss"]), applies_to=in_few_steps_of_float64),
+        depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS | Changes.LAST_EVALUATION,
+    ),
+    "evaluation accuracy": FairnessCheck(
+        values.evaluation_accuracy,
+        Changes.LEARNING,
+        "an accuracy must count the same samples as correct",
+        compare=Agreement(agree=ByRounding(TOLERANCES["evaluation accuracy"]), applies_to=in_few_steps_of_float64),
         depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS | Changes.LAST_EVALUATION,
     ),
     # With which arithmetic.

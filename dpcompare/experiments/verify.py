@@ -19,8 +19,8 @@ from dpcompare.experiments.checks import (
     EACH_ALONE,
     Difference,
     Side,
+    detail_of,
     differences,
-    first_layer_that_differs,
     loss_difference,
 )
 from dpcompare.experiments.verify_groups import Contender, Group
@@ -33,6 +33,8 @@ from dpcompare.system.signals import terminated_as_interrupted
 TOLERANCES: dict[str, Tolerances] = {
     "weight round trip": {"float32": 0.0, "float64": 0.0},
     "sample order": {"float32": 0.0, "float64": 0.0},
+    "decisions of each step": {"float32": 0.0, "float64": 0.0},
+    "equality of replicas": {"float32": 0.0, "float64": 0.0},
     "pixels and augmentation": {"float32": 0.0, "float64": 0.0},
     "regularization": {"float32": 0.0, "float64": 0.0},
     "evaluation logits": {"float32": 1e-5, "float64": 1e-12},
@@ -340,5 +342,5 @@ def _compared(
         measured=value,
         tolerance=tolerance,
         floor=floor,
-        detail="" if value <= tolerance or name in EACH_ALONE else first_layer_that_differs(reference, worst),
+        detail="" if value <= tolerance else detail_of(name, reference, worst),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
+from dpcompare.data.digest import combined
 from dpcompare.results.attempts import History, ProcessRecord, Status
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.computed import Computed, Evaluation, reached, utilization_figures
+from dpcompare.results.decisions import Decisions, contradiction_of
 from dpcompare.results.events import Evaluated, read_events
 from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
@@ -84,6 +86,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         evaluation_costs=evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
+        decisions=_decisions(processes),
         gradients=records[0].gradients if records else None,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
@@ -145,6 +148,14 @@ def _computed(
         optimizer_steps_asked=num_steps - first_step,
         images_asked=after - before,
         images_claimed=sum(processes[0].global_counts),
+    )
+
+
+def _decisions(processes: Sequence[ProcessSeries]) -> Decisions | None:
+    return Decisions.of(
+        {process.data_parallel_rank: process.decisions for process in processes},
+        first_step=processes[0].first_step,
+        num_steps=min(len(process.losses) for process in processes),
     )
 
 
@@ -212,10 +223,19 @@ def _evaluations(processes: Sequence[ProcessSeries]) -> list[Evaluation]:
                 loss=_finite(sum(part.loss_sum for part in parts) / count),
                 accuracy=sum(part.correct for part in parts) / count,
                 count=count,
+                rows=_rows(
+                    {process.data_parallel_rank: part.rows for process, part in zip(processes, parts, strict=True)}
+                ),
                 **_batch_losses(parts),
             )
         )
     return combined
+
+
+def _rows(parts: Mapping[int, str | None]) -> str | None:
+    """The digest of the samples of an evaluation, by part of each global batch; None where one was not recorded."""
+    digests = [int(digest, 16) for digest in parts.values() if digest is not None]
+    return combined(digests) if len(digests) == len(parts) else None
 
 
 def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
@@ -254,6 +274,9 @@ def _contradiction(
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
+    decided = [(process.data_parallel_rank, process.decisions) for process in processes]
+    if problem := contradiction_of(decided, processes[0].first_step):
+        return problem
     expected = _num_steps(config, config.inputs.num_train, processes, evaluations)
     if processes[0].num_steps != expected:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,6 +34,8 @@ class Evaluation(BaseModel):
     median_batch_loss: Finite | None = None
     """The median of the mean losses of its global batches, which a few samples do not move."""
     largest_batch_loss: Finite | None = None
+    rows: str | None = None
+    """The digest of its samples, their labels and pixels, in hexadecimal; None in results before 0.2.0."""
 
     @property
     def outlier(self) -> str | None:
@@ -89,8 +91,15 @@ class ComputedByProcess(BaseModel):
     """Its share of the sum of squares of the synchronized gradient of step 1."""
     first_evaluation_loss_sum: float | None = None
     """The sum of the losses of its part of the batch of step 1, evaluated after that step."""
+    first_evaluation_correct: float | None = None
+    """Samples of this part that were classified correctly then; None in results before 0.2.0, as what follows."""
     first_evaluation_count: float = 0
-    """Samples that this sum is over."""
+    """Samples of this part."""
+    replica_digests: dict[int, dict[str, list[str]]] = {}
+    """Steps made -> tensor of the parameters and the optimizer -> a digest of the copy of each replica of this process,
+    in hexadecimal; empty where there is one replica in all, or each trains alone."""
+    first_update_norms: dict[str, float] = {}
+    """Parameter that this process has -> the L2 norm of what step 1 changed in it."""
 
 
 class Computed(BaseModel):
@@ -112,6 +121,20 @@ class Computed(BaseModel):
     """L2 norm over all parameters of the synchronized gradient of step 1."""
     first_evaluation_loss: Finite | None
     """Mean loss of the batch of step 1, evaluated after that step."""
+    first_evaluation_accuracy: Share | None = None
+    """Share of these samples that were classified correctly; None in results before 0.2.0, as what follows."""
+    first_update_norms: dict[str, Norm] = {}
+    """Parameter -> the L2 norm of what step 1 changed in it."""
+    replicas_compared_after: list[Count] = []
+    """Steps after which the parameters of all replicas, and what their optimizers remember, were compared; none where
+    the replicas have one copy, or one replica is all there is."""
+    replica_difference: str | None = None
+    """A sentence about the first tensor that was not the same in all replicas, to the last bit; None where all were."""
+
+    @property
+    def first_update_norm(self) -> float | None:
+        """L2 norm over all parameters of what step 1 changed."""
+        return math.hypot(*self.first_update_norms.values()) if self.first_update_norms else None
 
     @classmethod
     def of(
@@ -128,6 +151,9 @@ class Computed(BaseModel):
         squares = [process.first_grad_norm_sq for process in processes]
         loss_sums = [process.first_evaluation_loss_sum for process in processes]
         squares_sum, loss_sum = _finite_sum(squares), _finite_sum(loss_sums)
+        correct = _finite_sum([process.first_evaluation_correct for process in processes])
+        update_norms = {name: norm for process in processes for name, norm in process.first_update_norms.items()}
+        copies = _copies_of_all(processes)
         count = sum(process.first_evaluation_count for process in processes)
         return cls(
             # Of the process that contradicts most what was asked.
@@ -142,7 +168,33 @@ class Computed(BaseModel):
             },
             first_gradient_norm=None if squares_sum is None else math.sqrt(squares_sum),
             first_evaluation_loss=None if loss_sum is None or not count else loss_sum / count,
+            first_evaluation_accuracy=None if correct is None or not count else correct / count,
+            first_update_norms=update_norms if all(map(math.isfinite, update_norms.values())) else {},
+            replicas_compared_after=[
+                step for step, tensors in copies.items() if any(len(digests) > 1 for digests in tensors.values())
+            ],
+            replica_difference=_replica_difference(copies),
         )
+
+
+def _copies_of_all(processes: Sequence[ComputedByProcess]) -> dict[int, dict[str, list[str]]]:
+    """Steps made -> tensor -> the digests of all copies, in the order of the replicas."""
+    copies: dict[int, dict[str, list[str]]] = {}
+    for process in processes:
+        for step, tensors in process.replica_digests.items():
+            for name, digests in tensors.items():
+                copies.setdefault(step, {}).setdefault(name, []).extend(digests)
+    return copies
+
+
+def _replica_difference(copies: Mapping[int, Mapping[str, Sequence[str]]]) -> str | None:
+    for step, tensors in copies.items():
+        for name, digests in tensors.items():
+            other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
+            if other is not None:
+                when = f"after step {step}" if step else "before the first step"
+                return f"replica {other} differs from replica 0 in {name} {when}"
+    return None
 
 
 def _finite_sum(values: Sequence[float | None]) -> float | None:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,8 @@ class Ready(Event):
     """Steps trained before this attempt: those of the checkpoint it resumes from, else 0."""
     num_replicas: Number
     """Replicas over all processes."""
+    data_parallel_rank: Count = 0
+    """Which part of every global batch this process reads, from 0; processes of one replica read the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,9 @@ class StepsTrained(Event):
     """Evaluations, checkpoints and the writing of traces before each step, part of neither; None: there were none."""
     joules: Sequence[float] | None = None
     """Energy of the metered devices; None where they have no counter."""
+    decisions: Mapping[str, str] | None = None
+    """What the host of this process decided for these steps, in the form of `Decisions.digests`; None in results before
+    0.2.0."""
     are_timed: bool | None = None
     """False: seconds of some are an equal share of their window's. None: each step has its own, or in results before
     0.2.0 that is not known."""
@@ -107,6 +112,8 @@ class Evaluated(Event):
     """`loss_sum` of each batch."""
     batch_counts: Sequence[Count] = ()
     """`count` of each batch."""
+    rows: str | None = None
+    """The digest of its samples in hexadecimal, see `dpcompare.data.decisions`; None in results before 0.2.0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from dpcompare.results.clock import (
     much_between_steps,
 )
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
+from dpcompare.results.decisions import Decisions
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.gpu_state import GpuState
@@ -189,6 +190,8 @@ class RunResult(BaseModel):
     sample_order_sha256: str | None = None
     computed: Computed | None = None
     """What the processes counted and measured of their own work; None where one left no record, and in 0.1.0."""
+    decisions: Decisions | None = None
+    """What the host decided for each step; None where a process left no record, and in 0.1.0."""
     store_sha256: str | None = None
     weights_sha256: str | None = None
     skipped_images: Count = 0

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from dpcompare.config.run import RunConfig
+from dpcompare.results.decisions import decoded
 from dpcompare.results.events import Evaluated, Event, Ready, StepsTrained
 
 
@@ -29,6 +30,10 @@ class ProcessSeries:
         """Fewer entries than steps where devices have no counter."""
         self.are_timed = True
         """Whether each step has seconds of its own, and none an equal share of a window's."""
+        self.decisions: dict[str, list[int]] = {}
+        """What the host decided -> its digest of each step; empty in results before 0.2.0."""
+        self.data_parallel_rank = 0
+        """Which part of every global batch the process reads."""
         self.evaluations: list[Evaluated] = []
         """One entry per evaluation."""
         self.first_step = 0
@@ -41,6 +46,7 @@ class ProcessSeries:
             match event:
                 case Ready():
                     self.first_step = self.num_steps = event.first_step
+                    self.data_parallel_rank = event.data_parallel_rank
                 case StepsTrained():
                     self._add(event)
                 case Evaluated():
@@ -58,6 +64,8 @@ class ProcessSeries:
         self.apart_seconds += event.apart_seconds or [0.0] * len(event.step_seconds)
         self.joules += event.joules or ()
         self.are_timed = self.are_timed and event.are_timed is not False
+        for what, digests in (event.decisions or {}).items():
+            self.decisions.setdefault(what, []).extend(decoded(digests).tolist())
 
     @property
     def has_energy(self) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
-from dpcompare.data.batches import BatchLoader, BatchReader
+from dpcompare.data.batches import BatchLoader, BatchReader, HostBatch, watched
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import Split, Store
 from dpcompare.models.state import is_statistic
@@ -89,7 +89,11 @@ def evaluated_model(
 
 
 def evaluate(
-    backend: Backend, train: Split, validation: Split, alive: Callable[[], None] = lambda: None
+    backend: Backend,
+    train: Split,
+    validation: Split,
+    alive: Callable[[], None] = lambda: None,
+    look: Callable[[HostBatch], None] = lambda batch: None,
 ) -> npt.NDArray[np.float64]:
     """Evaluate this process's part of the validation split; all processes must.
 
@@ -98,6 +102,7 @@ def evaluate(
         train: the split that it trains on, over which BatchNorm's statistics may be recomputed.
         validation: the split that is evaluated.
         alive: called after each batch.
+        look: called with each batch by the thread that has read it.
 
     Returns:
         (batches, 3): of each batch the sum of losses, the samples that were classified correctly, and the samples.
@@ -111,7 +116,7 @@ def evaluate(
     order = evaluation_batches(len(validation), backend.workload.global_batch_size)
     handles = []
     with evaluated_model(backend, partial(statistics_loaders, backend, train), alive):
-        for batch in backend.prefetch_to_device(reader.batch_loaders(order)):
+        for batch in backend.prefetch_to_device(watched(reader.batch_loaders(order), look)):
             handles.append(backend.evaluate_step(batch))
             if len(handles) % backend.config.window == 0:  # or the host would fill the device with batches
                 backend.synchronize()

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import DeviceBatch
+from dpcompare.data.batches import DeviceBatch, watched
+from dpcompare.data.digest import combined
 from dpcompare.data.names import steps_per_epoch
 from dpcompare.data.order import GlobalBatch, OrderDigest, training_batches
 from dpcompare.data.store import Store
@@ -23,6 +24,7 @@ from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.system.files import atomic_write
+from dpcompare.training.decisions import EvaluatedRows, StepDecisions
 from dpcompare.training.evaluated import Target, evaluate
 from dpcompare.training.inspection import Inspection
 from dpcompare.training.schedule import learning_rate, training_reader
@@ -82,6 +84,7 @@ class Trainer:
             "data_parallel_size": backend.data_parallel_size,
             "replicas_per_process": self._config.topology.replicas_per_process,
         }
+        self._decisions = StepDecisions(self._workload)
         self._log = StepLog(backend, events)
         self._trace = _Trace(backend, run_dir)
         self._batches: list[DeviceBatch] = []
@@ -95,8 +98,14 @@ class Trainer:
         first_step, digest = _resume(self._backend), OrderDigest()
         feed = self._feed(first_step, digest)
         self._events.append(
-            Ready(steps=self._num_steps, first_step=first_step, num_replicas=self._backend.num_replicas)
+            Ready(
+                steps=self._num_steps,
+                first_step=first_step,
+                num_replicas=self._backend.num_replicas,
+                data_parallel_rank=self._backend.data_parallel_rank,
+            )
         )
+        self._inspection.look_at_replicas(first_step)
         self._backend.synchronize()
         self._window.previous_end = time.perf_counter()
         may_be_done = first_step == self._num_steps or self._config.stop_at_target
@@ -136,7 +145,8 @@ class Trainer:
         self._batches = list(islice(feed, self._workload.accumulate))
         received = time.perf_counter()
         compilations = self._backend.num_compilations
-        loss = self._backend.train_step(self._batches, learning_rate(self._workload, step - 1, self._num_steps))
+        rate = learning_rate(self._workload, step - 1, self._num_steps)
+        loss = self._backend.train_step(self._batches, rate)
         self._window.steps.append(
             MeasuredStep(
                 step=step,
@@ -144,6 +154,7 @@ class Trainer:
                 global_count=self._batches[0].global_count,
                 data_seconds=received - start,
                 is_compiled=self._backend.num_compilations > compilations,
+                decisions=self._decisions.of_step(step, rate),
             )
         )
 
@@ -161,7 +172,8 @@ class Trainer:
     def evaluate(self, step: int) -> None:
         """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""
         self._log.write()
-        batches = evaluate(self._backend, self._split, self._validation, self._log.alive)
+        rows = EvaluatedRows()
+        batches = evaluate(self._backend, self._split, self._validation, self._log.alive, rows.add)
         loss_sum, correct, count = batches.sum(axis=0)
         self._events.append(
             Evaluated(
@@ -172,6 +184,7 @@ class Trainer:
                 count=int(count),
                 batch_loss_sums=batches[:, 0].tolist(),
                 batch_counts=batches[:, 2].astype(int).tolist(),
+                rows=combined([rows.digest]),
             )
         )
         if self._target.is_reached(step, self._log.alive):
@@ -214,7 +227,7 @@ class Trainer:
             for batch in order:
                 digest.update(batch)
             return cycle(list(first))
-        return self._backend.prefetch_to_device(reader.batch_loaders(order, digest))
+        return self._backend.prefetch_to_device(watched(reader.batch_loaders(order, digest), self._decisions.add))
 
     def _order(self) -> Iterator[GlobalBatch]:
         """The global batches of all steps."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpcompare.backends.base import Backend
+from dpcompare.results.decisions import encoded
 from dpcompare.results.events import Alive, EventLog, StepsTrained
 from dpcompare.system.energy import EnergyMeter
 
@@ -53,13 +54,17 @@ class StepLog:
                 step=last_step,
                 losses=losses,
                 global_counts=[step.global_count for step in self._steps],
-                step_seconds=[step.step_seconds for step in self._steps],
-                data_seconds=[step.data_seconds for step in self._steps],
-                host_overhead_seconds=[step.host_overhead_seconds for step in self._steps],
+                step_seconds=_to_nanoseconds(step.step_seconds for step in self._steps),
+                data_seconds=_to_nanoseconds(step.data_seconds for step in self._steps),
+                host_overhead_seconds=_to_nanoseconds(step.host_overhead_seconds for step in self._steps),
                 compiled_steps=[step.step for step in self._steps if step.is_compiled] or None,
                 apart_seconds=apart if any(apart) else None,
                 joules=joules or None,
                 are_timed=None if all(step.is_timed for step in self._steps) else False,
+                decisions={
+                    what: encoded([step.decisions[what] for step in self._steps]) for what in self._steps[0].decisions
+                }
+                or None,
             )
         )
         self._steps.clear()
@@ -97,6 +102,8 @@ class MeasuredStep:
     """Samples of the global batch."""
     data_seconds: float
     """The part of `step_seconds` spent waiting for the batches."""
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """What the host decided for it -> a digest, see `dpcompare.training.decisions`."""
     is_compiled: bool = False
     """Whether the framework traced or compiled something for it."""
     step_seconds: float = 0.0
@@ -171,6 +178,11 @@ class Window:
         if between is None or len(between) != len(self.steps) - 1 or sum(between) >= whole:
             return None
         return [whole - sum(between), *between]
+
+
+def _to_nanoseconds(seconds: Iterable[float]) -> list[float]:
+    """Without the digits that the clock does not have, which would make half of what is written."""
+    return [round(value, 9) for value in seconds]
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

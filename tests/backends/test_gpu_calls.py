@@ -55,7 +55,7 @@ def host_batch(flips):
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 5, 3), dtype=np.uint8)
     return HostBatch(
         pixels=pixels, tables=normalised(UNCHANGED.brightnesses), flips=flips, labels=np.arange(4, dtype=np.int32),
-        weights=np.ones(4, np.float32), global_count=4,
+        weights=np.ones(4, np.float32), global_count=4, step=1, indices=np.arange(4),
     )
 
 

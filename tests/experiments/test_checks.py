@@ -10,12 +10,13 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
-from dpcompare.experiments.checks import Side, differences, first_layer_that_differs
+from dpcompare.experiments.checks import Side, detail_of, differences, first_layer_that_differs
 from dpcompare.experiments.verify_groups import Contender
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic
 from dpcompare.results.computed import Evaluation
+from dpcompare.results.decisions import Decisions
 from dpcompare.training.schedule import training_reader
 from tests.support.results import result
 
@@ -43,7 +44,8 @@ def side():
         digest.update(batch)
     made = result(
         train_loss=[2.0, 1.5, 1.25, 1.0],
-        evaluations=[Evaluation(epoch=1, step=STEPS, loss=1.0, accuracy=0.5, count=40)],
+        evaluations=[Evaluation(epoch=1, step=STEPS, loss=1.0, accuracy=0.5, count=40, rows="0" * 16)],
+        decisions=Decisions.of({0: {"learning rate": [1, 2, 3, 4]}}, first_step=0, num_steps=STEPS),
         sample_order_sha256=digest.hexdigest(),
     )
     return Side(
@@ -86,7 +88,7 @@ def with_result(**update):
 
 
 def evaluated(**update):
-    fields = {"epoch": 1, "step": STEPS, "loss": 1.0, "accuracy": 0.5, "count": 40}
+    fields = {"epoch": 1, "step": STEPS, "loss": 1.0, "accuracy": 0.5, "count": 40, "rows": "0" * 16}
     return with_result(evaluations=[Evaluation(**fields | update)])
 
 
@@ -110,6 +112,17 @@ CHANGES = {
         {"weight round trip", "one step of sgd"},
     ),
     "another order": (with_result(sample_order_sha256="another"), {"sample order"}),
+    "a rate of a later step": (
+        with_result(decisions=Decisions.of({0: {"learning rate": [1, 2, 3, 5]}}, first_step=0, num_steps=STEPS)),
+        {"decisions of each step"},
+    ),
+    "other rows of an evaluation": (evaluated(rows="0000000000000001"), {"decisions of each step"}),
+    "a replica of its own": (
+        lambda side: with_result(
+            computed=side.result.computed.model_copy(update={"replica_difference": "replica 1 differs in its bias"})
+        )(side),
+        {"equality of replicas"},
+    ),
     "a row of other pixels": (with_array("rows.images", last_row_wrong), {"pixels and augmentation"}),
     "a row of another class": (with_array("rows.labels", last_row_wrong), {"pixels and augmentation"}),
     "rows that are missing": (with_array("rows.images", lambda array: array[:-1]), {"pixels and augmentation"}),
@@ -205,3 +218,20 @@ def test_the_first_layer_that_differs_is_named(side, first, second, said):
         for layers in (first, second)
     )
     assert first_layer_that_differs(a, b) == said
+
+
+def test_what_differs_leads_to_the_cause(side):
+    later = Decisions.of({0: {"learning rate": [1, 2, 3, 5]}}, first_step=0, num_steps=STEPS)
+    changed = evaluated(rows="0000000000000001")(with_result(decisions=later)(side))
+    assert detail_of("decisions of each step", side, changed) == (
+        "learning rate of each step first differs at step 4; rows of the evaluation after step 4 differ"
+    )
+    computed = side.result.computed.model_copy(update={"replica_difference": "replica 1 differs in its bias"})
+    assert (
+        detail_of("equality of replicas", side, with_result(computed=computed)(side)) == "replica 1 differs in its bias"
+    )
+
+
+def test_results_without_digests_differ_in_none_of_them(side):
+    old = evaluated(rows=None)(with_result(decisions=None, computed=None)(side))
+    assert found_by(side, old) == set()

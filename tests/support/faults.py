@@ -21,7 +21,7 @@ class Fault:
     optimizer: str = "sgd"
     """The optimizer with which it shows."""
     module: str = ""
-    """Below dpcompare.backends."""
+    """Below dpcompare."""
     inject: str = ""
     """Body of `inject(module)`."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Fault:
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""
         if self.inject:
-            write_sitecustomize(folder, f"dpcompare.backends.{self.module}", injected(self.inject))
+            write_sitecustomize(folder, f"dpcompare.{self.module}", injected(self.inject))
 
 
 LOSSES = ("first loss", "second loss")
@@ -50,7 +50,7 @@ FAULTS = {
     "Adam's epsilon": Fault(
         framework="torch",
         optimizer="adam",
-        module="torch.optimizer",
+        module="backends.torch.optimizer",
         inject="import torch; module.Adam.step = torch.optim.Adam.step",
         caught_by="one step of adam",
         on_sheet=("first evaluation loss",),
@@ -58,7 +58,7 @@ FAULTS = {
     "Adam's betas rounded to float32": Fault(
         framework="tensorflow",
         optimizer="adam",
-        module="tensorflow.optimizer",
+        module="backends.tensorflow.optimizer",
         inject="import numpy; module.ADAM_BETAS = tuple(float(numpy.float32(beta)) for beta in module.ADAM_BETAS)",
         caught_by="one step of adam",
         on_sheet=("first gradient norm",),
@@ -66,7 +66,7 @@ FAULTS = {
     "learning rate inside SGD's momentum, as Keras has it": Fault(
         framework="tensorflow",
         optimizer="sgd",
-        module="tensorflow.optimizer",
+        module="backends.tensorflow.optimizer",
         inject="""
 tf = module.tf
 def update(self, variable, slots, gradient, arguments):
@@ -80,7 +80,7 @@ module.Sgd.update = update
     "SGD's momentum": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.optimizer",
+        module="backends.torch.optimizer",
         inject="module.SGD_MOMENTUM = 0.8",
         caught_by="losses over sgd steps",
         on_sheet=("later losses", "evaluation loss"),
@@ -88,7 +88,7 @@ module.Sgd.update = update
     "BatchNorm's momentum": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.model",
+        module="backends.torch.model",
         inject="""
 shared = module._aligned
 def other(model, workload):
@@ -103,7 +103,7 @@ module._aligned = other
     "BatchNorm's epsilon": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.model",
+        module="backends.torch.model",
         inject="""
 from dataclasses import replace
 model_of = module.model_of
@@ -115,7 +115,7 @@ module.model_of = lambda name: replace(model_of(name), batchnorm_epsilon=1e-5)
     "unbiased running variance": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.batchnorm",
+        module="backends.torch.batchnorm",
         inject="""
 def unconverted(self):
     self._torchs_own = [norm.running_var.clone() for norm in self._norms]
@@ -127,7 +127,7 @@ module.RunningVariance.use_for_evaluation = unconverted
     "symmetric padding": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.model",
+        module="backends.torch.model",
         inject="""
 from torch import nn
 from dpcompare.models.toys import in_torch
@@ -139,7 +139,7 @@ in_torch.Conv2dSame = lambda *sizes, **options: nn.Conv2d(*sizes, **options, pad
     "weights changed by one rounding": Fault(
         framework="tensorflow",
         optimizer="sgd",
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 load = module.TensorFlowBackend.initial_state
 module.TensorFlowBackend.initial_state = lambda self: {
@@ -153,7 +153,7 @@ module.TensorFlowBackend.initial_state = lambda self: {
     "one swapped pair of samples": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.training import loop
 batches = loop.training_batches
@@ -170,7 +170,7 @@ loop.training_batches = swapped
     "pixels resized differently": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.data import batches
 read = batches.BatchReader._read
@@ -186,7 +186,7 @@ batches.BatchReader._read = blurred
     "normalisation inside the model": Fault(
         framework="tensorflow",
         optimizer="sgd",
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 import dataclasses
 from dpcompare.data.pixels import PIXEL_MEAN, PIXEL_STD
@@ -203,7 +203,7 @@ module.TensorFlowBackend._to_device = normalise_there
     "augmentation left out": Fault(
         framework="tensorflow",
         optimizer="sgd",
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 from dpcompare.data import augmentation
 augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augmentation.UNCHANGED
@@ -214,7 +214,7 @@ augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augm
     "padding rows count": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.feed",
+        module="backends.torch.feed",
         inject="""
 import dataclasses
 place = module.DeviceFeed.place
@@ -227,7 +227,7 @@ module.DeviceFeed.place = lambda self, batch: place(
     "a sample dropped in evaluation": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.training import evaluated
 batches = evaluated.evaluation_batches
@@ -243,7 +243,7 @@ evaluated.evaluation_batches = dropping
         framework="torch",
         optimizer="adam",
         workload={"regularization": "shared"},
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.data.augmentation import Regularization
 draw = Regularization.__call__
@@ -256,7 +256,7 @@ Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 
         framework="tensorflow",
         optimizer="adam",
         workload={"regularization": "shared"},
-        module="tensorflow.model",
+        module="backends.tensorflow.model",
         inject="""
 apply = module.SharedDrop.call
 module.SharedDrop.call = lambda self, features, factors, training=False: apply(
@@ -269,7 +269,7 @@ module.SharedDrop.call = lambda self, features, factors, training=False: apply(
         framework="torch",
         optimizer="adam",
         workload={"regularization": "shared"},
-        module="torch.model",
+        module="backends.torch.model",
         inject="""
 apply = module.SharedDrop.forward
 def other_rows(self, features):
@@ -285,7 +285,7 @@ module.SharedDrop.forward = other_rows
         framework="torch",
         optimizer="sgd",
         replicas=2,
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 losses = module.TorchBackend._losses
 def mean_of_replica(self, model, batch):
@@ -304,14 +304,14 @@ module.TorchBackend._losses = mean_of_replica
         framework="torch",
         optimizer="sgd",
         replicas=2,
-        module="torch.ddp",
+        module="backends.torch.ddp",
         inject="module.DistributedDataParallel.broadcast_buffers = lambda self, model: None",
         caught_by="evaluation loss",
         on_sheet=("first evaluation loss",),
     ),
     "wrong padding at odd sizes": Fault(
         framework="torch",
-        module="torch.model",
+        module="backends.torch.model",
         inject="""
 from torch import nn
 from torch.nn import functional
@@ -329,7 +329,7 @@ Conv2dSame.forward = forward
     ),
     "BatchNorm's momentum 0.9 whatever is asked for": Fault(
         framework="tensorflow",
-        module="tensorflow.model",
+        module="backends.tensorflow.model",
         inject="""
 shared = module._aligned
 module._aligned = lambda model, workload: shared(model, workload.model_copy(update={"batchnorm_momentum": 0.9}))
@@ -342,7 +342,7 @@ module._aligned = lambda model, workload: shared(model, workload.model_copy(upda
         optimizer="adam",
         replicas=2,
         workload={"regularization": "shared", "batchnorm": "sync"},
-        module="torch.batchnorm",
+        module="backends.torch.batchnorm",
         inject="""
 def moments(self, x):
     own = torch.cat([x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)])
@@ -357,7 +357,7 @@ module.GlobalBatchNorm._moments = moments
         framework="torch",
         replicas=2,
         workload={"model": "mlp", "accumulate": 2},
-        module="torch.ddp",
+        module="backends.torch.ddp",
         inject="""
 sync = module.DistributedDataParallel.gradient_sync
 module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
@@ -368,7 +368,7 @@ module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
     ),
     "augmentation's seed ignored": Fault(
         framework="torch",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.training import schedule as reader
 seeded = reader.Augmentation
@@ -381,7 +381,7 @@ reader.Augmentation = lambda names, *, seed, **others: seeded(names, seed=0, **o
         framework="tensorflow",
         replicas=2,
         workload={"profile": "native"},
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 update = module.TensorFlowBackend._update
 def frozen(self, gradients, constants):
@@ -395,7 +395,7 @@ module.TensorFlowBackend._update = frozen
     ),
     "clipped gradients": Fault(
         framework="tensorflow",
-        module="tensorflow.optimizer",
+        module="backends.tensorflow.optimizer",
         inject="""
 tf, apply = module.tf, module.Optimizer.apply
 module.Optimizer.apply = lambda self, gradients, constants: apply(
@@ -409,7 +409,7 @@ module.Optimizer.apply = lambda self, gradients, constants: apply(
         optimizer="adam",
         resumed=True,
         workload={"regularization": "shared"},
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.training import loop
 resume = loop._resume
@@ -427,7 +427,7 @@ loop._resume = forgetful
     ),
     "smoothed labels that give the other classes all that is taken": Fault(
         framework="tensorflow",
-        module="tensorflow.loss",
+        module="backends.tensorflow.loss",
         inject="""
 tf, exact = module.tf, module.cross_entropies
 def other(labels, logits, smoothing=0.0):
@@ -443,7 +443,7 @@ module.cross_entropies = other
     ),
     "weight decay as a part of the gradient": Fault(
         framework="torch",
-        module="torch.optimizer",
+        module="backends.torch.optimizer",
         inject="""
 torch = module.torch
 def coupled(self, optimizer, *_):
@@ -458,14 +458,14 @@ module.RuledUpdates._decay = coupled
     "weight decay of biases and BatchNorm too": Fault(
         framework="tensorflow",
         optimizer="adam",
-        module="tensorflow.optimizer",
+        module="backends.tensorflow.optimizer",
         inject="module.decays = lambda dimensions: True",
         caught_by="one step of adam",
         on_sheet=("later losses",),
     ),
     "gradients clipped one tensor at a time": Fault(
         framework="torch",
-        module="torch.optimizer",
+        module="backends.torch.optimizer",
         inject="""
 def each(self, optimizer, *_):
     for weights in module._parameters(optimizer):
@@ -478,7 +478,7 @@ module.RuledUpdates._clip = each
     "gradients clipped before replicas sum them": Fault(
         framework="tensorflow",
         replicas=2,
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 tf, update = module.tf, module.TensorFlowBackend._update
 def clipped_first(self, gradients, constants):
@@ -501,7 +501,7 @@ module.TensorFlowBackend._update = clipped_first
         optimizer="adam",
         resumed=True,
         workload={"regularization": "shared"},
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.training import loop
 resume = loop._resume
@@ -517,7 +517,7 @@ loop._resume = forgetful
     ),
     "statistics recomputed over a batch too few": Fault(
         framework="tensorflow",
-        module="tensorflow.backend",
+        module="backends.tensorflow.backend",
         inject="""
 from itertools import islice
 from dpcompare.training import evaluated
@@ -529,7 +529,7 @@ evaluated.statistics_loaders = lambda *arguments: islice(loaders(*arguments), 1,
     ),
     "crops of the centre": Fault(
         framework="torch",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 from dpcompare.data.store import Split
 pixels = Split.pixels
@@ -540,7 +540,7 @@ Split.pixels = lambda self, indices, corners=None: pixels(self, indices)
     ),
     "half of the rows never computed": Fault(
         framework="torch",
-        module="torch.backend",
+        module="backends.torch.backend",
         inject="""
 losses = module.TorchBackend._losses
 def of_half(self, model, batch):
@@ -560,7 +560,7 @@ module.TorchBackend._losses = of_half
     "a timer that starts after the forward pass": Fault(
         framework="torch",
         changes_numbers=False,
-        module="torch.backend",
+        module="backends.torch.backend",
         inject=LATE_TIMER,
         on_sheet=("clock",),
     ),
@@ -574,21 +574,21 @@ module.TorchBackend._losses = of_half
     "Adam's epsilon, in JAX": Fault(
         framework="jax",
         optimizer="adam",
-        module="jax.optimizer",
+        module="backends.jax.optimizer",
         inject="module.ADAM_EPSILON = 1e-8",
         caught_by="one step of adam",
         on_sheet=("first evaluation loss",),
     ),
     "SGD's momentum, in JAX": Fault(
         framework="jax",
-        module="jax.optimizer",
+        module="backends.jax.optimizer",
         inject="module.SGD_MOMENTUM = 0.8",
         caught_by="losses over sgd steps",
         on_sheet=("later losses", "evaluation loss"),
     ),
     "BatchNorm's epsilon, in JAX": Fault(
         framework="jax",
-        module="jax.model",
+        module="backends.jax.model",
         inject="""
 from dataclasses import replace
 model_of = module.model_of
@@ -599,7 +599,7 @@ module.model_of = lambda name: replace(model_of(name), batchnorm_epsilon=1e-5)
     ),
     "unbiased running variance, in JAX": Fault(
         framework="jax",
-        module="jax.model",
+        module="backends.jax.model",
         inject="""
 exact = module.Layers.batch_norm
 def unbiased(self, name, features):
@@ -616,7 +616,7 @@ module.Layers.batch_norm = unbiased
     ),
     "symmetric padding, in JAX": Fault(
         framework="jax",
-        module="jax.model",
+        module="backends.jax.model",
         inject="""
 from dpcompare.models.layers import in_jax
 jnp, exact = module.jnp, in_jax._depthwise_by_shifts
@@ -630,7 +630,7 @@ in_jax._depthwise_by_shifts = shifted
     ),
     "weights changed by one rounding, in JAX": Fault(
         framework="jax",
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 load = module.JaxBackend.initial_state
 module.JaxBackend.initial_state = lambda self: {
@@ -645,7 +645,7 @@ module.JaxBackend.initial_state = lambda self: {
         framework="jax",
         optimizer="adam",
         workload={"regularization": "shared"},
-        module="jax.model",
+        module="backends.jax.model",
         inject="""
 init = module.Layers.__init__
 def unscaled(self, workload, tensors, drop_masks, **options):
@@ -658,7 +658,7 @@ module.Layers.__init__ = unscaled
     "mean of replica means, in JAX": Fault(
         framework="jax",
         replicas=2,
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 gradients = module.JaxBackend._gradients
 def mean_of_replica(self, trained, rows, count):
@@ -675,7 +675,7 @@ module.JaxBackend._gradients = mean_of_replica
         replicas=2,
         # Either has the process give all of its replicas the first one's tensors before it evaluates.
         workload={"weight_average": None, "batchnorm_recompute": 0},
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="module.JaxBackend._copy_statistics_of_replica_0 = lambda self, statistics: statistics",
         caught_by="evaluation loss",
         on_sheet=("first evaluation loss",),
@@ -685,7 +685,7 @@ module.JaxBackend._gradients = mean_of_replica
         optimizer="adam",
         replicas=2,
         workload={"regularization": "shared", "batchnorm": "sync"},
-        module="jax.model",
+        module="backends.jax.model",
         inject="""
 from jax import lax
 def moments(self, x):
@@ -700,7 +700,7 @@ module.Layers._moments = moments
         framework="jax",
         replicas=2,
         workload={"model": "mlp", "accumulate": 2},
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 apply = module.JaxBackend._apply_replica
 def alone(self, *arguments):
@@ -717,7 +717,7 @@ module.JaxBackend._apply_replica = alone
     "gradients that replicas sum twice, in JAX": Fault(
         framework="jax",
         replicas=2,
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 update = module.JaxBackend._update
 module.JaxBackend._update = lambda self, trained, gradients, constants: update(
@@ -728,7 +728,7 @@ module.JaxBackend._update = lambda self, trained, gradients, constants: update(
     ),
     "smoothed labels that give the other classes all that is taken, in JAX": Fault(
         framework="jax",
-        module="jax.loss",
+        module="backends.jax.loss",
         inject="""
 exact = module.cross_entropies
 def other(labels, logits, smoothing=0.0):
@@ -744,7 +744,7 @@ module.cross_entropies = other
     "weight decay of biases and BatchNorm too, in JAX": Fault(
         framework="jax",
         optimizer="adam",
-        module="jax.optimizer",
+        module="backends.jax.optimizer",
         inject="module.decays = lambda dimensions: True",
         caught_by="one step of adam",
         on_sheet=("later losses",),
@@ -752,7 +752,7 @@ module.cross_entropies = other
     "gradients clipped before replicas sum them, in JAX": Fault(
         framework="jax",
         replicas=2,
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 from dpcompare.backends.jax.optimizer import _clipped
 update = module.JaxBackend._update
@@ -763,12 +763,87 @@ module.JaxBackend._update = clipped_first
         caught_by="losses over sgd steps",
         on_sheet=("later losses",),
     ),
+    "half of the learning rate in a later step": Fault(
+        framework="torch",
+        module="training.loop",
+        inject="""
+exact = module.learning_rate
+module.learning_rate = lambda workload, step, num_steps: exact(workload, step, num_steps) / (2 if step == 4 else 1)
+""",
+        caught_by="decisions of each step",
+        on_sheet=("learning rate of each step",),
+    ),
+    "one label of a later step": Fault(
+        framework="tensorflow",
+        module="data.batches",
+        inject="""
+read = module.BatchReader._read
+def other(self, batch, rows):
+    whole = read(self, batch, rows)
+    if self._augmentation is not None and batch.step == 4:
+        whole.labels[0] = (whole.labels[0] + 1) % 10
+    return whole
+module.BatchReader._read = other
+""",
+        caught_by="decisions of each step",
+        on_sheet=("labels of each step",),
+    ),
+    "evaluated pixels, mirrored": Fault(
+        framework="tensorflow",
+        module="data.batches",
+        inject="""
+read = module.BatchReader._read
+def other(self, batch, rows):
+    whole = read(self, batch, rows)
+    return whole if self._augmentation is not None else module.replace(whole, pixels=whole.pixels[:, :, ::-1])
+from dataclasses import replace
+module.replace = replace
+module.BatchReader._read = other
+""",
+        caught_by="decisions of each step",
+        on_sheet=("evaluated rows",),
+    ),
+    "other weights on the second replica": Fault(
+        framework="torch",
+        replicas=2,
+        module="backends.torch.ddp",
+        inject="""
+replicate = module.DistributedDataParallel.replicate
+def other(self, computation, model):
+    replicated = replicate(self, computation, model)
+    if self.process_rank == 1:
+        model.classifier.bias.data += 1e-6
+    return replicated
+module.DistributedDataParallel.replicate = other
+""",
+        caught_by="equality of replicas",
+        on_sheet=("equality of replicas",),
+    ),
+    "what the optimizer remembers lost on the second replica by a resume": Fault(
+        framework="torch",
+        replicas=2,
+        optimizer="adam",
+        resumed=True,
+        workload={"regularization": "shared", "batchnorm": "sync"},
+        module="backends.torch.backend",
+        inject="""
+load_state = module.TorchBackend.load_state
+def forgetful(self, state):
+    load_state(self, state)
+    if self.process_rank == 1 and self.config.resume:
+        for memory in self.optimizer.state.values():
+            memory["exp_avg"].zero_()
+module.TorchBackend.load_state = forgetful
+""",
+        caught_by="equality of replicas",
+        on_sheet=("equality of replicas",),
+    ),
     "Adam's steps lost by a resume, in JAX": Fault(
         framework="jax",
         optimizer="adam",
         resumed=True,
         workload={"regularization": "shared"},
-        module="jax.optimizer",
+        module="backends.jax.optimizer",
         inject="""
 constants = module.Adam.kernel_constants
 begun = []
@@ -782,7 +857,7 @@ module.Adam.kernel_constants = forgetful
     ),
     "half of the rows never computed, in JAX": Fault(
         framework="jax",
-        module="jax.backend",
+        module="backends.jax.backend",
         inject="""
 losses, jnp = module.JaxBackend._losses, module.jnp
 def of_half(self, parameters, statistics, rows, *, training):

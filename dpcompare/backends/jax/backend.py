@@ -338,6 +338,9 @@ class JaxBackend(Inspectable):
         self._step = state.step
         self._training = None
 
+    def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        return self._train_state.copies_of_replicas()
+
     def first_grad_norm_sq(self) -> float | None:
         return self._train_state.first_grad_norm_sq() / self.num_replicas
 

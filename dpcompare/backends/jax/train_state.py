@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,12 @@ class TrainState(NamedTuple):
         return {
             f"{slot}.{name}": on_host(value) for slot, values in self.slots.items() for name, value in values.items()
         }
+
+    def copies_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        """Each parameter and what the optimizer remembers of it, as each replica of this process has it."""
+        slots = {f"{slot}.{name}": value for slot, values in self.slots.items() for name, value in values.items()}
+        for name, value in {**self.parameters, **slots}.items():
+            yield name, [np.array(copy.data) for copy in value.addressable_shards]
 
     def first_grad_norm_sq(self) -> float:
         """The squared norm of the first gradient, summed over the replicas here: from what the optimizer remembers."""

@@ -34,7 +34,7 @@ from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.models.sealed import read_weights
-from dpcompare.models.state import Gradients, State, TrainingState
+from dpcompare.models.state import Gradients, State, TrainingState, is_statistic
 from dpcompare.system.type_names import Array
 
 
@@ -349,6 +349,16 @@ class TensorFlowBackend(Inspectable):
     def _load_model(self, state: State) -> None:
         load_model(self.model, state, self.workload.model)
         self._training = None
+
+    def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        parameters = {
+            mapped.name: (mapped, mapped.variable.value)
+            for mapped in mapped_variables(self.model)
+            if not is_statistic(mapped.name)
+        }
+        for name, (mapped, tensor) in {**parameters, **mapped_slots(self.model, self.optimizer.slots)}.items():
+            copies = self.strategy.experimental_local_results(tensor)
+            yield name, [np.ascontiguousarray(mapped.layout.to_neutral(copy.numpy())) for copy in copies]
 
     def first_grad_norm_sq(self) -> float | None:
         copies = [

@@ -348,6 +348,10 @@ class TorchBackend(Inspectable):
             if slot in self.optimizer.state.get(parameter, {})
         }
 
+    def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        for name, tensor in {**dict(self.model.named_parameters()), **self._slots()}.items():
+            yield name, [self.parallel.full_tensor(tensor).cpu().numpy()]
+
     def first_grad_norm_sq(self) -> float | None:
         squares = [
             self.parallel.local_shard(tensor).double().div(FIRST_MOMENTS[slot]).square().sum().item()
