@@ -122,6 +122,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path_factory.mktemp("environments")))
+        # Another framework would start after the first round of every study; tests/contract/test_late_step.py has it.
+        patch.setattr("dpcompare.experiments.study.LATE_STEP_ROUND", 0)
         yield
 
 
@@ -175,7 +177,8 @@ def train_once(session_folder: Path, warm_launcher: WarmLauncher) -> SharedRuns:
 @pytest.fixture
 def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process runs is trained in processes that need not import a framework first."""
-    monkeypatch.setattr("dpcompare.launch.attempt.launch", warm_launcher.launch)
+    for module in ("attempt", "late_step"):
+        monkeypatch.setattr(f"dpcompare.launch.{module}.launch", warm_launcher.launch)
 
 
 @pytest.fixture

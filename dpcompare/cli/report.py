@@ -240,6 +240,8 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
             if cost
             else f"{target} was not reached"
         )
+    if result.late_step and not result.late_step.problem:  # which is among the warnings
+        rows["late step"] = result.late_step.in_words
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -165,6 +166,8 @@ class Plan:
     device: str
     interpreters: dict[str, str]
     left_out: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    """Checks that a run has made of itself."""
 
 
 def _asked_for(
@@ -213,13 +216,14 @@ def make_checks(plan: Plan, against: Literal["cpu"] | None, checks: list[Check])
         console.print("no GPU is visible here: both sides of every comparison run on the CPU", soft_wrap=True)
     for line in plan.left_out:
         console.print(f"not compared: {line}", soft_wrap=True)
-    for check in run_checks(
+    made_now = run_checks(
         plan.groups,
         device=plan.device,
         interpreters=plan.interpreters,
         say=lambda line: console.print(line, soft_wrap=True),
         at_once=runs_at_once(plan.device),
-    ):
+    )
+    for check in chain(plan.checks, made_now):
         checks.append(check)
         if not check.passed:
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)
@@ -266,7 +270,7 @@ def _like(
     """The groups that prove a run, with its own interpreters unless others are named."""
     from dpcompare.config.run import RunConfig
     from dpcompare.experiments.verify_groups import has_one_gpu, on_one_gpu, with_each_on
-    from dpcompare.experiments.verify_like import group_like, run_to_prove
+    from dpcompare.experiments.verify_like import group_like, late_step_of, run_to_prove
     from dpcompare.results.run_dir import CONFIG_FILE
 
     chosen = interpreters(python)
@@ -283,7 +287,14 @@ def _like(
     groups = [group_like(config, each, asked, chosen) for each in precisions]
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
-    return Plan(groups=groups, device=device, interpreters=chosen)
+    late, why_none = late_step_of(run_dir)
+    return Plan(
+        groups=groups,
+        device=device,
+        interpreters=chosen,
+        checks=[late] if late else [],
+        left_out=[f"late step: {why_none}"] if why_none else [],
+    )
 
 
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:

@@ -263,8 +263,23 @@ class RunFields(Config):
     )
     """Whether the processes get a private network, which nothing outside can reach; None: where they would serve
     files, and this machine permits one."""
-    task: Literal["train", "probe"] = setting("train", changes=Changes.STEP_TIME)
-    """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.training.probe`."""
+    late_step: bool | None = setting(
+        None,
+        changes=Changes.NOTHING,
+        option=Option(
+            MEASUREMENT,
+            flags=("--late-step/--no-late-step",),
+            default="in the first round of a study",
+            resumable=True,
+            scope="study",
+            help="When the run has ended, have another framework make its last steps again in float64.",
+        ),
+    )
+    """Whether the last steps are made again when the run has ended, see `dpcompare.launch.late_step`. None: a run does
+    not, a study does so in its first round."""
+    task: Literal["train", "probe", "late step"] = setting("train", changes=Changes.STEP_TIME)
+    """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.training.probe`.
+    `late step` makes the last steps of another run again; see `dpcompare.training.late_step`."""
     python: str = setting(sys.executable, changes=Changes.NOTHING)
     """The interpreter whose environment holds the framework."""
     inputs: Inputs | None = setting(None, changes=Changes.NOTHING)

@@ -295,6 +295,12 @@ CHECKS: dict[str, FairnessCheck] = {
         compare=Agreement(agree=ByRounding(TOLERANCES["evaluation accuracy"]), applies_to=in_few_steps_of_float64),
         depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS | Changes.LAST_EVALUATION,
     ),
+    "late step": FairnessCheck(
+        values.late_step,
+        Changes.LEARNING,
+        "another framework must make the same steps of the same state; `dpcompare verify --like RUN` finds where",
+        compare=values.no_late_step_problem,
+    ),
     # With which arithmetic.
     "precision": workload_check("precision", lambda r: r.precision),
     "TF32": FairnessCheck(

@@ -48,6 +48,7 @@ def noise_study(rounds: int, device: str, interpreters: Mapping[str, str], workl
             mode="single",
             workload=Workload(**workload),
             cluster=Cluster.partition(1, 1, device=device),  # type: ignore[arg-type]
+            late_step=False,
             **given,
         )
     )

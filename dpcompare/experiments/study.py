@@ -28,6 +28,9 @@ from dpcompare.system.json_files import read_document, write_document
 LONGEST_FOLDER = 80
 RUNS_DIR = "runs"
 
+LATE_STEP_ROUND = 1
+"""The round after which another framework makes the last steps of every run again, if nothing else is asked for."""
+
 
 class Arm(Config):
     """One of the run configs that a study compares, trained once per round."""
@@ -126,8 +129,14 @@ class Study(Config):
         return [self.arms[index] for index in generator.permutation(len(self.arms))]
 
     def config_of(self, number: int, arm: Arm) -> RunConfig:
-        """The run of an arm in a round: with `vary_seed` under the seed of that round, with its initial weights."""
-        return with_seed(arm.config, self.workload_of(number, arm).seed) if self.vary_seed else arm.config
+        """The run of an arm in a round: with `vary_seed` under the seed of that round, with its initial weights.
+
+        Unless that is asked for, its late step is made again in the first round alone: rounds repeat one training.
+        """
+        config = arm.config
+        if config.late_step is None and number == LATE_STEP_ROUND:
+            config = config.changed(late_step=True)
+        return with_seed(config, self.workload_of(number, arm).seed) if self.vary_seed else config
 
     def workload_of(self, number: int, arm: Arm) -> Workload:
         """What an arm trains in a round."""

@@ -168,7 +168,13 @@ def _measured(config: RunConfig) -> RunConfig:
         ),
         evaluate_every=steps,
         **{"profile_steps": None, "checkpoint_every": None, "max_restarts": 0, "resume": None},
-        **{"target_accuracy": None, "stop_at_target": False, "keep_predictions": False, "on_nan": "continue"},
+        **{
+            "target_accuracy": None,
+            "stop_at_target": False,
+            "keep_predictions": False,
+            "on_nan": "continue",
+            "late_step": False,
+        },
     )
 
 

@@ -14,6 +14,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
+from dpcompare.experiments.verify import Check
 from dpcompare.experiments.verify_groups import Contender, Group
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import model_of
@@ -135,6 +136,27 @@ def group_like(
         contenders=(own, _counterpart(config, workload, interpreters)),
         baseline=_one_device(config, workload),
     )
+
+
+def late_step_of(run_dir: Path) -> tuple[Check | None, str | None]:
+    """What another framework made of the last steps of a run when it ended, as a check, or why it did not."""
+    result = RunResult.load(run_dir)
+    made = result.late_step
+    if made is None:
+        return None, "the run was made without --late-step"
+    if made.part_of_tolerance is None:
+        return None, made.left_out
+    check = Check(
+        name="late step",
+        modes=f"{result.framework} {result.mode}, {made.framework} single",
+        pair=f"{result.framework} {result.mode} / {made.framework} single",
+        workload=f"{result.model}, steps {made.first} to {made.last} of the run itself",
+        precision=f"{result.precision} against float64",
+        measured=made.part_of_tolerance,
+        tolerance=1.0,
+        detail=made.problem or "",
+    )
+    return check, None
 
 
 def _precision(workload: Workload) -> str:

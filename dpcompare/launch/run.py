@@ -22,6 +22,7 @@ from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
+from dpcompare.launch.late_step import with_late_step
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.plan import exposure
 from dpcompare.launch.remembered import remember_first_step
@@ -203,7 +204,7 @@ def _train(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> RunResul
         if result.status == "completed":
             if config.compiles and result.first_step_seconds is not None:
                 remember_first_step(config, result.first_step_seconds)
-            return result
+            return with_late_step(result, config, run_dir, callbacks) if config.late_step else result
         # A port that was free when it was chosen can be taken by any process before it is used; that is not a restart.
         if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
             ports_lost += 1

@@ -16,7 +16,7 @@ from dpcompare.system.cores import CoresUsed
 from dpcompare.system.json_files import Count, Finite, Integer, Measured, Number, read_document, write_document
 from dpcompare.system.terminal_text import pluralize
 
-RunWarningKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
+RunWarningKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN", "LATE STEP"]
 """CLOCK: the seconds of the run contradict those of its launcher, or leave out much of the time.
 STALLED: some steps were far slower than the others.
 RECOMPILED: a framework traced or compiled something within the measured time.

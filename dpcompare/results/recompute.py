@@ -19,6 +19,7 @@ from dpcompare.system.terminal_text import printable
 _NOT_RECOMPUTED = frozenset({
     "format", "dpcompare_version",  # of who wrote it
     "status", "error", "config",  # compared apart
+    "late_step",  # whose tensors are not kept
     "time_to_first_step_seconds", "started_at", "wall_seconds",  # by the clock of the launcher, which leaves no events
 })  # fmt: skip
 RECOMPUTED = tuple(name for name in RunResult.model_fields if name not in _NOT_RECOMPUTED)

@@ -24,6 +24,7 @@ from dpcompare.results.clock import (
 )
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
 from dpcompare.results.decisions import Decisions
+from dpcompare.results.late_step import LateStep
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.gpu_state import GpuState
@@ -192,6 +193,8 @@ class RunResult(BaseModel):
     """What the processes counted and measured of their own work; None where one left no record, and in 0.1.0."""
     decisions: Decisions | None = None
     """What the host decided for each step; None where a process left no record, and in 0.1.0."""
+    late_step: LateStep | None = None
+    """Whether another framework confirms its last steps; None where that was not asked, and in 0.1.0."""
     store_sha256: str | None = None
     weights_sha256: str | None = None
     skipped_images: Count = 0
@@ -284,6 +287,7 @@ class RunResult(BaseModel):
             "NOT WARM": [self.trend],
             "DISTURBED": [*self.disturbances],
             "SLOWED DOWN": [*self.slowdowns],
+            "LATE STEP": [self.late_step.problem if self.late_step else None],
         }
         return [
             RunWarning(kind=kind, sentence=sentence)

@@ -18,6 +18,9 @@ PREDICTIONS_DIR = "predictions"
 EVENTS_DIR = "events"
 CHECKPOINTS_DIR = "checkpoints"
 ATTEMPTS_DIR = "attempts"
+LATE_STEP_DIR = "late-step"
+LATE_STEP_BEFORE, LATE_STEP_AFTER, LATE_STEP_AGAIN = (f"{name}.safetensors" for name in ("before", "after", "again"))
+"""In LATE_STEP_DIR: the state of the run before its last steps, after them, and what they are made again to."""
 
 LOG_LINES_SHOWN = 20
 
@@ -71,6 +74,11 @@ def host_log_path(run_dir: Path, host: int) -> Path:
 def slurm_log_path(run_dir: Path) -> Path:
     """Output of the Slurm job."""
     return run_dir / LOGS_DIR / "slurm.log"
+
+
+def late_step_dir(run_dir: Path) -> Path:
+    """Where a run keeps its state before and after its last steps until they were made again."""
+    return run_dir / LATE_STEP_DIR
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:

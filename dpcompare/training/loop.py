@@ -27,6 +27,7 @@ from dpcompare.system.files import atomic_write
 from dpcompare.training.decisions import EvaluatedRows, StepDecisions
 from dpcompare.training.evaluated import Target, evaluate
 from dpcompare.training.inspection import Inspection
+from dpcompare.training.late_step import LateStepFiles
 from dpcompare.training.schedule import learning_rate, training_reader
 from dpcompare.training.window import MeasuredStep, NonFiniteError, StepLog, Window
 
@@ -92,6 +93,7 @@ class Trainer:
         self._window = Window(backend, energy, previous_end=0.0)
         self._inspection = Inspection(backend)
         self._target = Target(self._config, run_dir)
+        self._late_step = LateStepFiles(backend, run_dir, self._num_steps)
 
     def train(self, after_step: Callable[[int], None]) -> TrainingSummary:
         """Make all steps that are left; see `train` of this module."""
@@ -119,13 +121,16 @@ class Trainer:
                 self._backend.reset_peak_memory()  # what was tried out in the first steps took more
             self._trace.before(step)
             self.step(feed, step)
-            self._end_step(step, drain=evaluates or self._checkpoints(step) or warmed_up or is_first)
+            keeps = self._checkpoints(step) or self._late_step.keeps(step)
+            self._end_step(step, drain=evaluates or keeps or warmed_up or is_first)
             after_step(step)
             if is_first or step == self._num_steps:
                 self._inspection.inspect(step, self._batches)
                 if is_first:
                     self._backend.barrier()  # or one that has less to inspect waits for others within its second step
                 self._window.previous_end = time.perf_counter()
+            if self._late_step.keeps(step):
+                self.keep_late_step(step)
             if evaluates:
                 self.evaluate(step)
             if self._checkpoints(step):
@@ -191,6 +196,12 @@ class Trainer:
             self._last_step = step
         elif self._config.stop_at_target:
             self._backend.barrier()  # or one that knows it early waits within its next step for those that know it late
+        self._window.leave_out()
+
+    def keep_late_step(self, step: int) -> None:
+        """Keep the state before or after the last steps, which are to be made again."""
+        self._log.write()
+        self._late_step.keep(step)
         self._window.leave_out()
 
     def checkpoint(self, step: int) -> None:

@@ -31,7 +31,7 @@ from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
-from dpcompare.training import loop, probe
+from dpcompare.training import late_step, loop, probe
 from dpcompare.training.evaluated import keep_predictions
 from dpcompare.training.window import StepLog
 
@@ -120,10 +120,13 @@ class Meters:
 
 def _train(
     backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
-) -> loop.TrainingSummary:
-    """The training that the config asks for."""
+) -> loop.TrainingSummary | None:
+    """The training that the config asks for; None where it is no training of its own."""
     config = backend.config
     store = open_store(config.inputs.store)
+    if config.task == "late step":
+        late_step.make_again(backend, store, events, run_dir)
+        return None
     if config.task == "probe":
         assert isinstance(backend, Inspectable)
         return probe.run(backend, store, events, run_dir)
