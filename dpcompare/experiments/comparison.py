@@ -188,8 +188,7 @@ class ArmRow(_ArmFigures):
     warnings: list[RunWarning]
     """Warnings about its runs, with the round."""
     outliers: list[str]
-    """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
-    once."""
+    """At most one sentence: in how many rounds a few samples make much of the last evaluation loss, and how much."""
     repeated: list[str]
     """Why runs were repeated that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]
