@@ -103,7 +103,7 @@ class TargetRow(_Shown):
     timed: int
     """Rounds of which the seconds are known, since they were not resumed."""
     steps: float | None
-    """Before the first evaluation that reached it."""
+    """Before the first evaluation that reached it: the lower median, since between two rounds there was none."""
     images: float | None
     seconds: float | None
     """Seconds of training, without evaluations and checkpoints, over the rounds that are timed."""

@@ -207,8 +207,8 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         rounds=len(runs),
         reached=len(costs),
         timed=sum(cost.seconds is not None for cost in reached),
-        steps=_median([cost.step for cost in reached]),
-        images=_median([cost.images for cost in reached]),
+        steps=_low_median([cost.step for cost in reached]),
+        images=_low_median([cost.images for cost in reached]),
         seconds=_median([cost.seconds for cost in reached]),
         joules=_median([cost.joules for cost in reached]),
         sentence="",
@@ -240,6 +240,11 @@ def _censored(name: str, row: TargetRow, runs: Sequence[RunResult]) -> str:
         f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {pluralize(row.rounds, 'round')} "
         f"(best in those: {best:.3f}), so its time to target is censored and left out of the ratios."
     )
+
+
+def _low_median(values: Sequence[int]) -> float | None:
+    """The least value that half of them do not exceed: of steps one after which a round was evaluated."""
+    return float(np.percentile(values, 50, method="inverted_cdf")) if values else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -192,6 +192,14 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     assert {"accuracy-over-step", "accuracy-over-seconds"} <= set(re.findall(r'id="plot-([\w-]+)"', page))
 
 
+def test_the_steps_to_a_target_end_where_an_evaluation_was():
+    """Half of eight rounds are there after 30 steps and half after 45: after 37 or 38 there was no evaluation."""
+    arm = evaluated(ddp(target=0.7), [EARLY, LATE] * 4, SECONDS)
+    needed = compared(arm, evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)).arms[0].to_target
+    assert (needed.steps, needed.images) == (30, 960)
+    assert needed.sentence.startswith("torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and ")
+
+
 def test_an_arm_that_never_gets_there_makes_no_ratio():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
