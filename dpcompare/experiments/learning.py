@@ -20,6 +20,7 @@ from dpcompare.experiments.accuracy_statistics import (
     paired_difference,
     spread,
 )
+from dpcompare.experiments.chance import chance_in_words
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
@@ -103,6 +104,7 @@ def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[Learn
             difference=paired_difference(figures_of(first, measure), figures_of(second, measure)),
             unequal=unequal,
             exploratory=is_exploratory(first, second),
+            at_chance=chance_in_words(first, second) if measure == "accuracy" else None,
         )
         for measure in measures
     ]
@@ -155,10 +157,14 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
         return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
         return "Too few rounds to claim anything about accuracy."
+    at_chance = sum(claim.outcome == "not above chance" for claim in judged)
+    if at_chance == len(judged):
+        return "Accuracy not judged: no arm that may be compared is shown to be above chance."
     are = "is" if same == 1 else "are"
+    noted = f"; of {at_chance} neither arm is shown to be above chance" if at_chance else ""
     return (
         f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
-        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}{noted}."
     )
 
 
