@@ -25,6 +25,7 @@ from dpcompare.experiments.learning import (
 )
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
+from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
@@ -190,6 +191,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
         first=first.name,
         second=second.name,
         ratio=paired_ratio(*speeds),
+        doubt=doubt_of(first.runs, second.runs),
         unequal=unequal,
         exploratory=is_exploratory(first, second),
     )

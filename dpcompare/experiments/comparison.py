@@ -77,6 +77,8 @@ class Scaling(_Shown):
     """The speed-up over the number of devices."""
     suspicious: bool
     """Above 105%: look for an unfair baseline before believing it."""
+    doubt: str | None = None
+    """Why it has no interval although it has the rounds for one: most of them were disturbed or too short."""
     sentence: str
 
 
@@ -218,7 +220,7 @@ class SettingRow(_Shown):
 
 
 class RatioRow(_Shown):
-    """One of the six sentences on the ratio of two arms, and its figures."""
+    """One of the seven sentences on the ratio of two arms, and its figures."""
 
     first: str
     second: str
@@ -227,8 +229,7 @@ class RatioRow(_Shown):
     low: float | None
     high: float | None
     confidence: float | None
-    """The confidence of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks
-    share."""
+    """The confidence of the interval from `low` to `high`, at which this pair is judged."""
     standard_error: float | None
     """The standard error of the logarithm of the ratio."""
     rounds: int

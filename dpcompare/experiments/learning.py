@@ -32,6 +32,7 @@ from dpcompare.experiments.comparison import (
     TimeToAccuracy,
 )
 from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
+from dpcompare.experiments.soundness import doubt_of, measured_time_to_target
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
@@ -323,6 +324,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
         second=second.name,
         # The arm that needs less time is faster. A seed that takes long is an outcome and no stall.
         ratio=paired_ratio(_seconds(second), _seconds(first), trims=False),
+        doubt=doubt_of(first.runs, second.runs, measured_time_to_target),
         unequal=unequal,
         exploratory=is_exploratory(first, second),
     )
