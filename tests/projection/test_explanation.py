@@ -156,7 +156,7 @@ def test_other_processes_come_first_where_they_took_most_runs(tmp_path):
     assert "what would help:\n  Free the cores of other processes" in text
 
 
-def test_few_disturbed_runs_are_a_cause_where_nothing_else_is_shown(tmp_path):
+def test_few_disturbed_runs_are_a_cause_where_nothing_stands_out(tmp_path):
     clear = explained(tmp_path / "clear", SYNCHRONOUS, busy=(1, 2, 3))
     assert clear.verdict.startswith("This run is bound by exchange")
     assert clear.others.startswith("DISTURBED in 18 of 36 runs")
