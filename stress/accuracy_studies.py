@@ -223,7 +223,7 @@ def problems(question: Question, studies: Sequence[dict[str, Any]]) -> Iterator[
     """A line for everything that the reports of a question leave open, or answer otherwise than is known."""
     for shown in studies:
         of_accuracy = claims(shown, "accuracy")
-        unanswered = ("NOT COMPARABLE", "exploratory", "too few rounds")
+        unanswered = ("NOT COMPARABLE", "exploratory", "too few rounds", "not above chance")
         yield from (claim["sentence"] for claim in of_accuracy if claim["outcome"] in unanswered)
         if not of_accuracy:
             yield "nothing is claimed of any accuracy"

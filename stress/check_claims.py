@@ -24,7 +24,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from stress.injection import interpreter_with
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=150, warmup_steps=20)
-STEPS_AGAINST_ITSELF = 40  # noise does not matter there: an interval is to be as wide as it is
+STEPS_AGAINST_ITSELF = 150  # about the second that a claim needs of each run
 SLOWER = 0.10
 DELAY_SECONDS = 0.03
 

@@ -43,8 +43,8 @@ from dpcompare.results.events import EventTail, Ready, Started
 from dpcompare.system.devices import available_cores
 from tests.support.warm import IMPORTED, WarmLauncher
 
-WORKLOAD = Workload(model="toy-bn", image_size=16, global_batch_size=32, steps=60, warmup_steps=10)
-SECONDS_TRAINING = 0.5
+WORKLOAD = Workload(model="toy-bn", image_size=16, global_batch_size=32, steps=300, warmup_steps=10)
+SECONDS_TRAINING = 2.5
 """About what the steps of a run take: a stop begins somewhere in it."""
 STOPPED_RUNS = 1 / 3
 STOP_SECONDS = (0.1, 3.0)

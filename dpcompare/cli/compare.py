@@ -185,11 +185,16 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     if failed:
         yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
     without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
+    more, repeats = "", 0
     if study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
-        longer = study.changed(repeats=ROUNDS_FOR_CLAIM)
+        more, repeats = "settle it", ROUNDS_FOR_CLAIM
+    elif "no difference shown" in comparison.outcomes and not (comparison.partial or comparison.stopped_by):
+        more, repeats = "more rounds", 2 * study.repeats
+    if more:
+        longer = study.changed(repeats=repeats)
         seconds, _ = estimate_seconds(longer, results(longer, out))
-        command = hint("compare", "--resume", out, "--repeats", ROUNDS_FOR_CLAIM)
-        yield f"settle it   {command}   (about {math.ceil(seconds / 60)} min)"
+        command = hint("compare", "--resume", out, "--repeats", repeats)
+        yield f"{more:<12}{command}   (about {math.ceil(seconds / 60)} min)"
     yield f"page        {hint('report', out, '--html', 'report.html')}"
     if len(comparison.arms) > 1:
         yield f"why         {hint('report', out, '--full')}"

@@ -11,8 +11,8 @@ from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.system.terminal_text import pluralize, printable
 
-WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps": 40, "warmup_steps": 5}
-"""Steps of some milliseconds, so that a round takes seconds."""
+WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps": 400, "warmup_steps": 5}
+"""Steps of some milliseconds, so that a round takes seconds, and each of its runs the second that a claim needs."""
 
 
 @click.command()
@@ -75,7 +75,8 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
 def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object]:
     """An A/A study: the same arm twice per round."""
     from dpcompare.cli.waiting import Waiting
-    from dpcompare.experiments.noise import detectable, noise_study, run_noise
+    from dpcompare.experiments.noise import detectable, interval_of, noise_study, run_noise
+    from dpcompare.experiments.statistics import Plan
     from dpcompare.experiments.study_runs import Watcher
 
     study = noise_study(rounds, device, chosen, WORKLOAD_OF_NOISE)
@@ -91,11 +92,13 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
             console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
 
     with Waiting(console) as waiting:
-        made = run_noise(study, Lines())
-    assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
-    least = detectable(made.low, made.high, confidence=made.confidence, rounds=made.rounds)
+        claim = run_noise(study, Lines())
+    interval = interval_of(claim)
+    assert interval  # `run_noise` raises otherwise
+    least = detectable(*interval, confidence=1 - Plan().level, rounds=claim.rounds)
+    such = "sound runs that differ as much as these" if claim.outcome == "disturbed or too short" else "such runs"
     sentence = (
-        f"noise: {made.sentence} Here a study of {pluralize(rounds, 'round')} of such runs shows a difference of "
+        f"noise: {claim.sentence} Here a study of {pluralize(rounds, 'round')} of {such} shows a difference of "
         f"{least:.1%} in four of five cases."
     )
     return {"rounds": rounds, "detectable": least, "sentence": sentence}

@@ -226,8 +226,8 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
         rows["evaluations"] = (
             f"{len(shown)} of {len(result.evaluations)}, with the first, the best and the last; all are in result.json"
         )
-    if result.evaluations and (outlier := result.evaluations[-1].outlier):
-        rows["outliers"] = outlier
+    if result.outlier:
+        rows["outliers"] = result.outlier
     if result.target_accuracy is not None:
         cost, target = result.cost_of_target, f"accuracy {result.target_accuracy:g}"
         taken = "seconds not known, since the run was resumed"

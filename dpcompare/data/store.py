@@ -114,6 +114,11 @@ class Split:
             cut[row] = self.images[index, top : top + cut.shape[1], left : left + cut.shape[2]]
         return cut
 
+    @property
+    def largest_class_share(self) -> float:
+        """The part of the images that is of the largest class: the accuracy of whoever guesses it always."""
+        return float(np.bincount(self.labels).max() / len(self.labels))
+
     @cached_property
     def means(self) -> npt.NDArray[np.float64]:
         """The mean of each image, with its margin, in 0..1."""

@@ -32,6 +32,7 @@ LearningOutcome = Literal[
     "lower",
     "the same within the margin",
     "no difference shown",
+    "not above chance",
     "too few rounds",
     "exploratory",
     "NOT COMPARABLE",
@@ -122,6 +123,8 @@ class LearningPair(Pair):
 
     measure: Measure
     difference: Difference | None
+    at_chance: str | None = None
+    """Their accuracies and chance, in words, where neither is shown to be above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +141,11 @@ class LearningClaim:
 
 
 def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) -> list[LearningClaim]:
-    """What a study says of its pairs, which are judged together: one of five fixed sentences for each that may be.
+    """What a study says of its pairs, which are judged together: one of six fixed sentences for each that may be.
 
     Differences of accuracy and of loss share one level, by Holm's procedure, as those of speed share another: a study
     of equal arms claims any of them in at most 5 of 100 cases. Sameness, of accuracy alone, is judged by two one-sided
-    tests; all of these share a level too.
+    tests; all of these share a level too. Two arms that are not above chance are not called the same.
 
     Args:
         pairs: each pair of arms once per measure.
@@ -155,7 +158,10 @@ def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) ->
         id(pair): pair.difference for pair in judged if pair.difference and plan.allows_claim(pair.difference.rounds)
     }
     different = [found.p_value if (found := ready.get(id(pair))) else 1.0 for pair in judged]
-    same = [found.p_value_within(margin) if (found := ready.get(id(pair))) else 1.0 for pair in accuracies]
+    same = [
+        found.p_value_within(margin) if (found := ready.get(id(pair))) and not pair.at_chance else 1.0
+        for pair in accuracies
+    ]
     levels = {id(pair): level for pair, level in zip(judged, holm(different, plan.level), strict=True)}
     equivalence_levels = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
     return [
@@ -220,6 +226,12 @@ def _claim(
         outcome = "higher" if difference.mean > 0 else "lower"
         noted = f" That is {within}." if is_same else ""
         sentence = f"{_decided(_better_first(pair), level)}.{noted}"
+    elif pair.at_chance:
+        outcome = "not above chance"
+        sentence = (
+            f"Accuracy not judged: neither {pair.first} nor {pair.second} is shown to be above chance "
+            f"({pair.at_chance})."
+        )
     elif is_same and level_of_sameness is not None:
         # Two one-sided tests at a level are the interval that misses the truth with twice that probability.
         outcome, level = "the same within the margin", 2 * level_of_sameness

@@ -25,6 +25,7 @@ from dpcompare.experiments.learning import (
 )
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
+from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
@@ -36,7 +37,7 @@ from dpcompare.experiments.statistics import (
 )
 from dpcompare.results.clock import RunWarning
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 LARGEST_CURVE = 400
 """Points of a loss curve that are shown."""
@@ -190,6 +191,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
         first=first.name,
         second=second.name,
         ratio=paired_ratio(*speeds),
+        doubt=doubt_of(first.runs, second.runs),
         unequal=unequal,
         exploratory=is_exploratory(first, second),
     )
@@ -291,8 +293,15 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
 
 
 def _outliers(runs: Sequence[RunResult]) -> list[str]:
-    said = (run.evaluations[-1].outlier for run in runs if run.evaluations)
-    return list(dict.fromkeys(sentence for sentence in said if sentence))
+    """Of the round in which a few samples make most of the loss, and in how many rounds some do."""
+    outliers = [(run.evaluations[-1], sentence) for run in runs if (sentence := run.outlier)]
+    if not outliers:
+        return []
+    _, worst = max(outliers, key=lambda pair: (pair[0].loss or 0.0) / (pair[0].median_batch_loss or 1.0))
+    if len(runs) == 1:
+        return [worst]
+    such = "" if len(outliers) == 1 else ", such as"
+    return [f"in {len(outliers)} of {pluralize(len(runs), 'round')}{such}: {worst}"]
 
 
 def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:

@@ -77,6 +77,8 @@ class Scaling(_Shown):
     """The speed-up over the number of devices."""
     suspicious: bool
     """Above 105%: look for an unfair baseline before believing it."""
+    doubt: str | None = None
+    """Why it has no interval although it has the rounds for one: most of them were disturbed or too short."""
     sentence: str
 
 
@@ -103,7 +105,7 @@ class TargetRow(_Shown):
     timed: int
     """Rounds of which the seconds are known, since they were not resumed."""
     steps: float | None
-    """Before the first evaluation that reached it."""
+    """Before the first evaluation that reached it: the lower median, since between two rounds there was none."""
     images: float | None
     seconds: float | None
     """Seconds of training, without evaluations and checkpoints, over the rounds that are timed."""
@@ -188,8 +190,7 @@ class ArmRow(_ArmFigures):
     warnings: list[RunWarning]
     """Warnings about its runs, with the round."""
     outliers: list[str]
-    """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
-    once."""
+    """At most one sentence: in how many rounds a few samples make much of the last evaluation loss, and how much."""
     repeated: list[str]
     """Why runs were repeated that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]
@@ -219,7 +220,7 @@ class SettingRow(_Shown):
 
 
 class RatioRow(_Shown):
-    """One of the six sentences on the ratio of two arms, and its figures."""
+    """One of the seven sentences on the ratio of two arms, and its figures."""
 
     first: str
     second: str
@@ -228,8 +229,7 @@ class RatioRow(_Shown):
     low: float | None
     high: float | None
     confidence: float | None
-    """The confidence of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks
-    share."""
+    """The confidence of the interval from `low` to `high`, at which this pair is judged."""
     standard_error: float | None
     """The standard error of the logarithm of the ratio."""
     rounds: int

@@ -20,6 +20,7 @@ from dpcompare.experiments.accuracy_statistics import (
     paired_difference,
     spread,
 )
+from dpcompare.experiments.chance import chance_in_words
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
@@ -31,6 +32,7 @@ from dpcompare.experiments.comparison import (
     TimeToAccuracy,
 )
 from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
+from dpcompare.experiments.soundness import doubt_of, measured_time_to_target
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
@@ -103,6 +105,7 @@ def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[Learn
             difference=paired_difference(figures_of(first, measure), figures_of(second, measure)),
             unequal=unequal,
             exploratory=is_exploratory(first, second),
+            at_chance=chance_in_words(first, second) if measure == "accuracy" else None,
         )
         for measure in measures
     ]
@@ -155,10 +158,14 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
         return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
         return "Too few rounds to claim anything about accuracy."
+    at_chance = sum(claim.outcome == "not above chance" for claim in judged)
+    if at_chance == len(judged):
+        return "Accuracy not judged: no arm that may be compared is shown to be above chance."
     are = "is" if same == 1 else "are"
+    noted = f"; of {at_chance} neither arm is shown to be above chance" if at_chance else ""
     return (
         f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
-        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}{noted}."
     )
 
 
@@ -207,8 +214,8 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         rounds=len(runs),
         reached=len(costs),
         timed=sum(cost.seconds is not None for cost in reached),
-        steps=_median([cost.step for cost in reached]),
-        images=_median([cost.images for cost in reached]),
+        steps=_low_median([cost.step for cost in reached]),
+        images=_low_median([cost.images for cost in reached]),
         seconds=_median([cost.seconds for cost in reached]),
         joules=_median([cost.joules for cost in reached]),
         sentence="",
@@ -240,6 +247,11 @@ def _censored(name: str, row: TargetRow, runs: Sequence[RunResult]) -> str:
         f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {pluralize(row.rounds, 'round')} "
         f"(best in those: {best:.3f}), so its time to target is censored and left out of the ratios."
     )
+
+
+def _low_median(values: Sequence[int]) -> float | None:
+    """The least value that half of them do not exceed: of steps one after which a round was evaluated."""
+    return float(np.percentile(values, 50, method="inverted_cdf")) if values else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -312,6 +324,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
         second=second.name,
         # The arm that needs less time is faster. A seed that takes long is an outcome and no stall.
         ratio=paired_ratio(_seconds(second), _seconds(first), trims=False),
+        doubt=doubt_of(first.runs, second.runs, measured_time_to_target),
         unequal=unequal,
         exploratory=is_exploratory(first, second),
     )

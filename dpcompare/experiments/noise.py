@@ -18,6 +18,7 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import ClaimRow
+from dpcompare.experiments.statistics import Plan, Ratio, num_trimmed
 from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
 from dpcompare.launch.inputs import prepare_inputs
@@ -66,9 +67,21 @@ def run_noise(study: Study, watcher: Watcher) -> ClaimRow:
         open_study(study, path)
         run_study(study, path, watcher)
         claims = analyse(collect([path])).claims
-    if len(claims) != 1 or not (claims[0].low and claims[0].high and claims[0].confidence):
+    if len(claims) != 1 or interval_of(claims[0]) is None:
         raise RunFailedError("--noise: too many of the runs failed for an answer", "")
     return claims[0]
+
+
+def interval_of(claim: ClaimRow) -> tuple[float, float] | None:
+    """Ends of the interval of a pair that is judged alone, also where most rounds are not sound and nothing is claimed.
+
+    How much runs differ is shown by those that others disturb too. None with too few rounds.
+    """
+    if claim.ratio is None or claim.standard_error is None:
+        return None
+    trimmed = num_trimmed(claim.rounds)
+    ratio = Ratio(value=claim.ratio, standard_error=claim.standard_error, rounds=claim.rounds, trimmed=trimmed)
+    return ratio.interval(Plan().level)
 
 
 def detectable(low: float, high: float, *, confidence: float, rounds: int) -> float:

@@ -12,6 +12,7 @@ from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows, Round, Scaling
 from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
+from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.results.predictions import Integers, Predictions
 from dpcompare.system.terminal_text import pluralize, printable
@@ -48,6 +49,7 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
 
     Its speed over that of one device is the ratio of steady speeds, paired within rounds, with its 95% interval. Which
     of the two is faster is not the question, so it is not a claim and takes no part in the correction for many pairs.
+    Where most rounds are not sound it has no interval.
     """
     for other in all_arms:
         kind = _kind(arm, other)
@@ -56,9 +58,11 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             continue
         num_devices = len(arm.completed[0].device_names)
         interval = ratio.interval(FALSE_CLAIMS)
-        low, high = interval or (None, None)
+        # Of too few rounds for an interval nothing is claimed in any case.
+        doubt = doubt_of(arm.runs, other.runs) if interval else None
+        low, high = interval if interval and not doubt else (None, None)
         efficiency = ratio.value / num_devices
-        shown = interval_in_words(interval, FALSE_CLAIMS, ratio.rounds)
+        shown = "in what was measured" if doubt else interval_in_words(interval, FALSE_CLAIMS, ratio.rounds)
         return Scaling(
             kind=kind,
             baseline=other.name,
@@ -69,7 +73,9 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             rounds=ratio.rounds,
             efficiency=efficiency,
             suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
-            sentence=f"{arm.name} on {pluralize(num_devices, 'device')}: {ratio.value:.3f} times the speed of one "
+            doubt=doubt.reason if doubt else None,
+            sentence=(f"{doubt.reason}: no claim; {doubt.remedy}. " if doubt else "")
+            + f"{arm.name} on {pluralize(num_devices, 'device')}: {ratio.value:.3f} times the speed of one "
             f"device ({shown}), {efficiency:.0%} efficient in {kind} scaling.",
         )
     return None

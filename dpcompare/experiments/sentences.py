@@ -9,7 +9,7 @@ from pathlib import Path
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import pluralize, printable
+from dpcompare.system.terminal_text import joined, pluralize, printable
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
@@ -84,15 +84,20 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     if len(judged) == 1 and studies & named:
         return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
     decided = [made for made in judged if made.outcome in ("faster", "slower")]
+    if len(judged) == 1 and judged[0].outcome != "too few rounds":
+        return judged[0].sentence
     if decided:
-        best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
-        if len(judged) == 1:
-            return best.sentence
+        best = _largest(decided)
         together = ", judged together at 95%" if len(studies) == 1 else f", of {len(studies)} studies"
         return (
             f"{best.sentence} It is the largest difference in speed shown in {len(judged)} pairs that may be compared"
             f"{together}."
         )
+    return _undecided_headline(judged, rows, needed=needed, is_partial=is_partial)
+
+
+def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
+    """What is said where no pair is shown to differ in speed; arguments as of `headline_of`."""
     too_few = sum(made.outcome == "too few rounds" for made in judged)
     if too_few == len(judged):
         done = max(made.rounds for made in judged)
@@ -104,12 +109,22 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
                 "complete."
             )
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
-    if too_few:
+    doubted = [claim for claim in judged if claim.outcome == "disturbed or too short"]
+    if too_few + len(doubted) == len(judged):
+        return f"{_largest(doubted).sentence} Nothing is claimed of any of {len(judged)} pairs that may be compared."
+    if left_out := too_few + len(doubted):
+        why = [f"{too_few} with too few rounds"] if too_few else []
+        why += [f"{len(doubted)} disturbed or too short"] if doubted else []
         return (
-            f"No difference in speed shown between arms that may be compared; {too_few} of their {len(judged)} pairs "
-            "have too few rounds."
+            f"No difference in speed shown between arms that may be compared; of their {len(judged)} pairs "
+            f"{joined(why)} {'is' if left_out == 1 else 'are'} not judged."
         )
     return "No difference in speed shown between any two arms that may be compared."
+
+
+def _largest(claims: Sequence[ClaimRow]) -> ClaimRow:
+    """The claim of the pair whose speeds differ most."""
+    return max(claims, key=lambda claim: abs(math.log(claim.ratio or 1)))
 
 
 def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str | None:
@@ -117,9 +132,9 @@ def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) 
     scaled = [(row, row.scaling) for row in rows if row.scaling]
     if not scaled:
         return None
-    row, best = max(scaled, key=lambda each: (not each[0].emulated, each[1].speedup))
+    row, best = max(scaled, key=lambda pair: (not pair[1].doubt, not pair[0].emulated, pair[1].speedup))
     emulated = " It is emulated, so this says nothing of the mode itself." if row.emulated else ""
-    if best.low is not None:
+    if best.low is not None or best.doubt is not None:
         return f"{best.sentence}{emulated}"
     if is_partial:
         return f"{best.sentence}{emulated} Nothing is claimed yet."

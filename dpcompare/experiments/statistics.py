@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from dpcompare.experiments.soundness import Doubt
 from dpcompare.results.steadiness import JITTER_SCALE
 from dpcompare.system.terminal_text import pluralize
 
@@ -28,7 +29,17 @@ ROUNDS_TO_TRIM = 12
 whole do not hide a difference. Of fewer rounds too little would be left to see small differences by."""
 SUSPICIOUS_EFFICIENCY = 1.05
 
-Outcome = Literal["faster", "slower", "no difference shown", "too few rounds", "exploratory", "NOT COMPARABLE"]
+Outcome = Literal[
+    "faster",
+    "slower",
+    "no difference shown",
+    "too few rounds",
+    "disturbed or too short",
+    "exploratory",
+    "NOT COMPARABLE",
+]
+UNMEASURED: tuple[Outcome, ...] = ("too few rounds", "disturbed or too short")
+"""Of pairs that may be compared and of which nothing is known for want of rounds, or of sound ones."""
 
 
 def jitter(values: Sequence[float]) -> float:
@@ -188,6 +199,8 @@ class RatioPair(Pair):
     """Two arms, and how many times faster the first one is."""
 
     ratio: Ratio | None
+    doubt: Doubt | None = None
+    """Why nothing is claimed of it, however narrow its interval is; None where most of its rounds are sound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,18 +233,21 @@ SPEED = RatioOf(
 
 
 def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) -> list[Claim]:
-    """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
+    """What a study says of its pairs, which are judged together: one of seven fixed sentences for each.
 
-    A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
-    named beforehand is judged alone.
+    A pair with too few rounds, or with too few sound ones, counts among those that are judged, so that it may be looked
+    at later. The one that was named beforehand is judged alone.
 
     Args:
         pairs: of a study.
         plan: when it may claim something.
         measure: what the ratios are of.
     """
-    ratios = [pair.ratio for pair in pairs if pair.is_judged]
-    p_values = [ratio.p_value if ratio and plan.allows_claim(ratio.rounds) else 1.0 for ratio in ratios]
+    p_values = [
+        pair.ratio.p_value if pair.ratio and not pair.doubt and plan.allows_claim(pair.ratio.rounds) else 1.0
+        for pair in pairs
+        if pair.is_judged
+    ]
     levels = iter(holm(p_values, plan.level))
     return [
         _not_comparable(pair, measure)
@@ -258,10 +274,10 @@ def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
 
 def _exploratory(pair: RatioPair, plan: Plan, measure: RatioOf) -> Claim:
     ratio = pair.ratio
-    interval = ratio.interval(plan.level) if ratio else None
+    interval = ratio.interval(plan.level) if ratio and not pair.doubt else None
     figures = "never measured in the same round"
     if ratio is not None:
-        shown = interval_in_words(interval, plan.level, ratio.rounds)
+        shown = pair.doubt.reason if pair.doubt else interval_in_words(interval, plan.level, ratio.rounds)
         figures = f"measured ratio {ratio.value:.3f} of {measure.name} ({shown})"
     return Claim(
         first=pair.first,
@@ -287,6 +303,9 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
         measured_by = "" if measure == SPEED else f", {measure.name}"
         sentence = f"{both}{measured_by}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
+    elif pair.doubt:
+        outcome, interval = "disturbed or too short", None
+        sentence = _doubted(pair, ratio, pair.doubt, measure)
     elif interval[0] <= 1 <= interval[1]:
         outcome = "no difference shown"
         shown = interval_in_words(interval, level, ratio.rounds)
@@ -305,10 +324,24 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
     )
 
 
-def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: RatioOf) -> str:
-    faster, slower = pair.first, pair.second
+def _doubted(pair: RatioPair, ratio: Ratio, doubt: Doubt, measure: RatioOf) -> str:
+    """The sentence of a pair most of whose rounds are not sound: what was measured, and no word of an interval."""
+    faster, slower, ratio = _in_order(pair, ratio)
+    where = "in what was measured" if measure == SPEED else f"in {measure.name}, as far as was measured"
+    return (
+        f"{doubt.reason}: no claim. {faster} was {ratio.value:.3f} times as fast as {slower} {where}; {doubt.remedy}."
+    )
+
+
+def _in_order(pair: RatioPair, ratio: Ratio) -> tuple[str, str, Ratio]:
+    """The faster arm, the slower one, and a ratio of at least 1."""
     if ratio.value < 1:
-        faster, slower, ratio = slower, faster, replace(ratio, value=1 / ratio.value)
+        return pair.second, pair.first, replace(ratio, value=1 / ratio.value)
+    return pair.first, pair.second, ratio
+
+
+def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: RatioOf) -> str:
+    faster, slower, ratio = _in_order(pair, ratio)
     shown = interval_in_words(ratio.interval(level), level, ratio.rounds)
     return measure.decided.format(first=faster, ratio=f"{ratio.value:.3f}", second=slower, interval=shown)
 

@@ -9,15 +9,18 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
+from dpcompare.experiments.soundness import LARGEST_FLAWED_SHARE
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, confidence
 from dpcompare.experiments.study import Study
 from dpcompare.experiments.study_runs import finished_run
 from dpcompare.experiments.variants import JUDGED, Part, Round, Seconds, Share, StepParts, Variant, Variants
-from dpcompare.projection.remedies import Floor, Remedy, floors_of, remedies_of
+from dpcompare.projection.remedies import QUIET, Floor, Remedy, floors_of, remedies_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
 from dpcompare.system.terminal_text import in_one_line, pluralize, printable
 
+ROUNDED = 0.005
+"""How far a share may lie outside 0 to 1 without a word: in whole percent it is 0 or 100."""
 STANDS_OUT = 0.1
 """Share of a step from which on a part is mentioned."""
 
@@ -52,7 +55,8 @@ class PartRow(BaseModel):
     words: str
     meaning: str
     share: float
-    """The part of the step: how much longer the unchanged step takes than one without this part."""
+    """The part of the step: how much longer the unchanged step takes than one without this part. A difference of runs,
+    which noise can take below 0 or above 1; what is printed is cut there."""
     low: float | None
     """Ends of Student's interval; None with too few rounds."""
     high: float | None
@@ -62,6 +66,39 @@ class PartRow(BaseModel):
     """The least that it can take, hidden or not; None where that is not known."""
     floor: str = ""
     """What the floor is of, or why none is known."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether noise takes its share, or an end of its interval, where no share can be."""
+        ends = [self.share, *(end for end in (self.low, self.high) if end is not None)]
+        return self.part != "together" and not all(-ROUNDED <= end <= 1 + ROUNDED for end in ends)
+
+    @property
+    def share_in_words(self) -> str:
+        """The share in percent, cut at 0 and 100; `-` of an overlap below 0, which costs time and is no share."""
+        return "-" if self._costs else f"{_cut(self.share):.0%}"
+
+    @property
+    def interval_in_words(self) -> str:
+        """The interval of the share in the same way; `-` where there is none."""
+        if self.low is None or self.high is None or self._costs:
+            return "-"
+        return f"{_cut(self.low):.0%} to {_cut(self.high):.0%}"
+
+    @property
+    def milliseconds_shown(self) -> float:
+        """The milliseconds of the share that is shown; of an overlap below 0 those that it costs."""
+        if self._costs or not self.share:
+            return self.milliseconds
+        return self.milliseconds * _cut(self.share) / self.share or 0.0  # not -0
+
+    @property
+    def _costs(self) -> bool:
+        return self.part == "together" and self.share < -ROUNDED
+
+
+def _cut(share: float) -> float:
+    return min(1.0, max(0.0, share))
 
 
 class Explanation(BaseModel):
@@ -83,6 +120,8 @@ class Explanation(BaseModel):
     parts: list[PartRow]
     unmeasured: dict[Part, str]
     """Part -> why it could not be measured."""
+    others: str | None = None
+    """In how many runs other processes took cores, in words; None where they did in none."""
     slowest: str | None
     """A sentence about a process that is slower than the others in every round."""
     speedup: float | None
@@ -117,6 +156,11 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
     floors = floors_of(config, unchanged[-1], measured_link)
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
+    runs = [result for completed in results.values() for result in completed.values()]
+    others, is_disturbed = _others(runs)
+    if is_disturbed:
+        rows = [row.model_copy(update={"stands_out": False}) for row in rows]
+    remedies = remedies_of(_to_remedy(rows), parts, config, unchanged[-1], measured_link)
     return Explanation(
         run=variants.arms["as it is"].name,
         study=str(study_dir),
@@ -126,13 +170,14 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
         step_milliseconds=1000 * parts.seconds,
         images_per_second=config.workload.global_batch_size / parts.seconds,
         confidence=confidence(parts.level) if shares["input"].interval else None,
-        verdict=_verdict(rows, rounds),
+        verdict=_verdict(rows, rounds, others, is_disturbed),
         parts=rows,
         unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
+        others=others,
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
-        remedies=remedies_of(_to_remedy(rows), parts, config, unchanged[-1], measured_link),
-        warnings=_warnings([result for completed in results.values() for result in completed.values()]),
+        remedies=[QUIET, *remedies] if is_disturbed else remedies,
+        warnings=_warnings(runs),
     )
 
 
@@ -198,25 +243,46 @@ def _row(part: Part, share: Share, seconds: float, floor: Floor | None) -> PartR
     )
 
 
-def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
+def _others(runs: Sequence[RunResult]) -> tuple[str | None, bool]:
+    """What other processes took, in words, and whether they did in most runs, so that nothing else can be claimed."""
+    disturbances = [sentence for run in runs for sentence in run.disturbances[:1]]
+    if not disturbances:
+        return None, False
+    sentence = f"DISTURBED in {len(disturbances)} of {pluralize(len(runs), 'run')}, such as: {disturbances[0]}"
+    return printable(sentence), len(disturbances) > LARGEST_FLAWED_SHARE * len(runs)
+
+
+def _verdict(rows: Sequence[PartRow], rounds: int, others: str | None, is_disturbed: bool) -> str:
+    """What is said first: other processes where they took part in most runs, else what bounds the run."""
+    if not is_disturbed:
+        return _verdict_of_parts(rows, rounds, others)
+    first = max((row for row in rows if row.part in JUDGED), key=lambda row: row.share)
+    return (
+        f"Other processes come first: {others}. Nothing is claimed of the parts of a step, of which {first.words} "
+        f"seems to be the largest other than computing ({first.share_in_words}); explain it again when the machine is "
+        "idle."
+    )
+
+
+def _verdict_of_parts(rows: Sequence[PartRow], rounds: int, others: str | None) -> str:
     judged = sorted((row for row in rows if row.part in JUDGED), key=lambda row: row.share, reverse=True)
     first = judged[0]
     if rounds < ROUNDS_FOR_CLAIM:
         return (
             f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part other than "
-            f"computing is {first.words}, {first.share:.0%} of a step."
+            f"computing is {first.words}, {first.share_in_words} of a step."
         )
     found = [row for row in judged if row.stands_out]
     if not found and first.share >= STANDS_OUT:
         why = "too few of its rounds completed" if first.low is None else "the rounds vary too much"
+        cause = f"{others}. " if others else ""
         return (
-            f"Inconclusive: {first.words} may take {_size(first)}, but {why} to say. Run more rounds (--repeats), or "
-            "measure on a quieter machine."
+            f"{cause}Inconclusive: {first.words} may take {_size(first)}, but {why} to say. Run more rounds "
+            "(--repeats), or measure on a quieter machine."
         )
     if not found:
-        computing = next((row.share for row in rows if row.part == "computing"), None)
-        # Parts are differences of runs, so that noise can make one of them more than the whole.
-        rest = "" if computing is None else f" {min(1.0, computing):.0%} of a step is computing."
+        computing = next((row for row in rows if row.part == "computing"), None)
+        rest = "" if computing is None else f" {computing.share_in_words} of a step is computing."
         return (
             f"Nothing stands out: no part other than computing is shown to take {STANDS_OUT:.0%} of a step or more."
             f"{rest}"
@@ -232,8 +298,8 @@ def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
 
 
 def _size(row: PartRow) -> str:
-    interval = "" if row.low is None or row.high is None else f" (interval {row.low:.0%} to {row.high:.0%})"
-    return f"{row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
+    interval = "" if row.low is None else f" (interval {row.interval_in_words})"
+    return f"{row.share_in_words} of a step{interval}, {row.milliseconds_shown:.3g} ms"
 
 
 def _unmeasured(
@@ -281,12 +347,12 @@ def _speedup(parts: StepParts, config: RunConfig) -> float | None:
 
 
 def _warnings(results: Sequence[RunResult]) -> list[str]:
-    """What was said of the runs, a line per kind."""
+    """What was said of the runs, a line per kind: first what may be the cause of the others."""
     said: dict[str, list[str]] = {}
     for result in results:
         for kind in dict.fromkeys(warning.kind for warning in result.warnings):
             said.setdefault(kind, []).append(next(each.sentence for each in result.warnings if each.kind == kind))
     return [
         printable(f"{kind} in {len(sentences)} of {pluralize(len(results), 'run')}, such as: {sentences[0]}")
-        for kind, sentences in said.items()
+        for kind, sentences in sorted(said.items(), key=lambda pair: pair[0] != "DISTURBED")
     ]

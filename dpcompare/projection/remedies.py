@@ -154,7 +154,7 @@ class Remedy(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    part: Part
+    part: Part | Literal["other processes"]
     words: str
     speedup: float | None
     """How many times as many images per second; None if only a trial can show it."""
@@ -164,6 +164,15 @@ class Remedy(BaseModel):
     """Option of the run -> its value."""
     command: str | None = None
     """To try it."""
+
+
+QUIET = Remedy(
+    part="other processes",
+    words="Free the cores of other processes, and explain the run again with another --out",
+    speedup=None,
+    at_most=False,
+)
+"""What comes first where others took cores in most runs."""
 
 
 def remedies_of(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dpcompare.projection.explanation import WORDS, Explanation, PartRow
 from dpcompare.report.formats import escaped, figure
 from dpcompare.report.text import NARROWEST, WIDEST
+from dpcompare.system.terminal_text import joined
 
 HEADS = ("part of the step", "share", "interval", "ms", "floor, ms")
 
@@ -66,12 +67,11 @@ def _measured(explanation: Explanation) -> str:
 
 
 def _cells(row: PartRow) -> tuple[str, ...]:
-    interval = "-" if row.low is None or row.high is None else f"{row.low:.0%} to {row.high:.0%}"
     return (
         ("of which " if row.part == "sharing" else "") + row.words + (" *" if row.stands_out else ""),
-        f"{row.share:.0%}",
-        interval,
-        f"{row.milliseconds:.3g}",
+        row.share_in_words,
+        row.interval_in_words,
+        f"{row.milliseconds_shown:.3g}",
         figure(row.floor_milliseconds, "{:.3g}"),
     )
 
@@ -80,6 +80,8 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
     if explanation.confidence:
         intervals = f"{explanation.confidence} intervals over {explanation.rounds} rounds"
         yield f"{intervals}; differences are taken within each round."
+    if cut := [row.words for row in explanation.parts if row.is_cut]:
+        yield f"Noise between the runs goes below 0% or above 100% of a step in {joined(cut)}, which is cut there."
     yield from (f"{row.words} floor: {row.floor}." for row in explanation.parts if row.floor)
     yield from ([explanation.slowest] if explanation.slowest else [])
     if explanation.speedup is not None:
@@ -89,7 +91,7 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
         )
     for reason, parts in _by_reason(explanation).items():
         yield f"Not measured: {', '.join(parts)} ({reason})."
-    yield from explanation.warnings
+    yield from (warning for warning in explanation.warnings if warning not in explanation.verdict)
 
 
 def _by_reason(explanation: Explanation) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.figures import Column as FigureColumn
+from dpcompare.experiments.statistics import UNMEASURED
 from dpcompare.results.clock import UNSTABLE
 from dpcompare.system.terminal_text import printable
 
@@ -212,14 +213,18 @@ class Condition:
                 yield f"{self.text} holds for {name}: {value:.4g}"
 
     def _missing(self, comparison: Comparison) -> list[str]:
-        """What should have a figure and has none: arms that failed or were not run, pairs with too few rounds."""
+        """What should have a figure and has none: arms that failed or were not run, pairs with too few sound rounds."""
         failed = [row.name for row in comparison.arms if row.failures or not row.rounds]
         if self.subject == "efficiency":
-            return failed
+            scalings = [(row.name, row.scaling) for row in comparison.arms if row.scaling]
+            return failed + [f"{name} ({scaling.doubt})" for name, scaling in scalings if scaling.doubt]
         if self.subject != "ratio":  # a run that ends at its target may have no step after its warm-up
             return [row.name for row in comparison.arms if row.name in failed or getattr(row, self.subject) is None]
-        too_few = [f"{made.first} / {made.second}" for made in comparison.claims if made.outcome == "too few rounds"]
-        return failed + too_few
+        return failed + [
+            f"{claim.first} / {claim.second} ({claim.outcome})"
+            for claim in comparison.claims
+            if claim.outcome in UNMEASURED
+        ]
 
     def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
         if self.subject == "ratio":
@@ -233,8 +238,10 @@ class Condition:
                     yield name, None
             return
         for row in comparison.arms:
-            value = row.scaling.efficiency if self.subject == "efficiency" and row.scaling else None
-            yield row.name, value if self.subject == "efficiency" else getattr(row, self.subject)
+            if self.subject == "efficiency":
+                yield row.name, row.scaling.efficiency if row.scaling and not row.scaling.doubt else None
+            else:
+                yield row.name, getattr(row, self.subject)
 
 
 @dataclass(frozen=True)

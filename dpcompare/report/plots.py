@@ -33,6 +33,7 @@ OUTCOME_COLOURS = {
     "slower": COLOURS[1],
     "no difference shown": COLOURS[0],
     "too few rounds": "#888888",
+    "disturbed or too short": "#a09060",
     "exploratory": "#bbbbbb",
 }
 
@@ -165,7 +166,8 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         name="ratios",
         title="Ratios",
         explanation="Right of 1 the first of a pair is faster. A bar is the interval of its sentence; where it "
-        "touches 1, no difference is shown. Without a bar there are too few rounds.",
+        "touches 1, no difference is shown. Without a bar there are too few rounds, or most of them were disturbed or "
+        "too short.",
         chart=_intervals(alt, data).properties(width=WIDTH, height=40 * len(data) + 20),
     )
 

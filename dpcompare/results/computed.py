@@ -16,6 +16,8 @@ from dpcompare.system.type_names import FieldValue
 
 LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
 """Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
+LARGEST_BATCH_OF_ONE_EPOCH = 10.0
+"""The same of the worst batch within the first epoch, when a model is far from done and a batch may just be harder."""
 
 
 class Evaluation(BaseModel):
@@ -43,11 +45,12 @@ class Evaluation(BaseModel):
         mean, median, largest = self.loss, self.median_batch_loss, self.largest_batch_loss
         if mean is None or not median or largest is None:
             return None
-        if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
+        unmentioned = LARGEST_BATCH_OF_ONE_EPOCH if self.epoch <= 1 else LARGEST_BATCH
+        if mean <= LARGEST_MEAN * median or largest <= unmentioned * median:
             return None
         return (
             f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
-            f"{largest:.4g} in the worst; BatchNorm's running statistics may not have settled yet"
+            f"{largest:.4g} in the worst"
         )
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, field
 from dpcompare._version import __version__
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.setting import one_of
+from dpcompare.models.architectures import MODELS
 from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import (
@@ -327,6 +328,18 @@ class RunResult(BaseModel):
         if self.slow_steps is None or self.step_seconds is None:
             return None
         return self.slow_steps.stall(self.step_seconds.typical, self.step_seconds.mean * self.measured_steps)
+
+    @property
+    def outlier(self) -> str | None:
+        """A sentence about a few samples that make much of the last evaluation loss; None where there are none."""
+        sentence = self.evaluations[-1].outlier if self.evaluations else None
+        if sentence is None:
+            return None
+        if self.model not in MODELS:
+            return f"{sentence}; if the model has BatchNorm, its running statistics may not have settled yet"
+        if MODELS[self.model].batchnorm_stride is None:
+            return sentence
+        return f"{sentence}; BatchNorm's running statistics may not have settled yet"
 
     @property
     def history(self) -> History:

@@ -40,6 +40,8 @@ class TrainingSummary:
     """sha256 of the order in which the samples of all steps were trained, those before a checkpoint included, and
     those that a run has left out which ended at its target."""
     computed: ComputedByProcess
+    largest_class_share: float
+    """Of the validation split."""
 
 
 def train(
@@ -142,7 +144,11 @@ class Trainer:
             if self._batches:
                 self._inspection.inspect(self._last_step, self._batches)
             digest = self._digest_of_all()
-        return TrainingSummary(order_sha256=digest.hexdigest(), computed=self._inspection.found())
+        return TrainingSummary(
+            order_sha256=digest.hexdigest(),
+            computed=self._inspection.found(),
+            largest_class_share=self._validation.largest_class_share,
+        )
 
     def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
         """Have the device make a step; returns before it has, and the window waits for it."""

@@ -217,6 +217,7 @@ def _record(
     local_rank: int,
 ) -> ProcessRecord:
     description = backend.describe()
+    measured = {"largest_class_share": trained.largest_class_share} if trained else {}
     return ProcessRecord(
         process_rank=backend.process_rank,
         node_rank=node_rank,
@@ -227,7 +228,7 @@ def _record(
         threads=config.topology.threads_per_process,
         bound_to_cores=bound_to,
         collective=description.collective,
-        settings=description.settings | {"cores": cores},
+        settings=description.settings | {"cores": cores} | measured,
         sample_order_sha256=trained.order_sha256 if trained else "",
         computed=trained.computed if trained else None,
         peak_memory_bytes=_peak_memory_bytes(),

@@ -226,6 +226,17 @@ def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
     )
 
 
+def test_where_no_difference_is_shown_more_rounds_are_proposed(tmp_path):
+    folder = saved(tmp_path, ddp(), multiworker())
+    comparison = analyse(collect([folder]))
+    assert comparison.claims[0].outcome == "no difference shown"
+    assert comparison.headline == comparison.claims[0].sentence
+    steps = list(_next_steps(comparison, folder))
+    assert steps[0].startswith(f"more rounds dpcompare compare --resume {folder} --repeats 16   (about ")
+    shown = _next_steps(comparison.model_copy(update={"stopped_by": "every interval was within 2%"}), folder)
+    assert "--repeats" not in " ".join(shown)
+
+
 @pytest.mark.torch
 @pytest.mark.root
 def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):

@@ -374,7 +374,7 @@ def test_a_clear_claim_among_many_says_of_how_many():
 def test_pairs_with_too_few_rounds_are_not_called_equal():
     few = renamed("third", runs("torch", "ddp", [*SLOW[:3], None, None, None]))
     shown = compared(runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", SLOW[::-1]), few)
-    assert "2 of their 3 pairs have too few rounds" in shown.headline
+    assert "of their 3 pairs 2 with too few rounds are not judged." in shown.headline
 
 
 def test_what_one_study_is_about_excuses_no_other():
@@ -422,3 +422,22 @@ def test_an_arm_alone_is_the_one_that_ran():
 def test_releases_that_measure_otherwise_are_not_ranked():
     shown = compared(runs("torch", "ddp", FAST, dpcompare_version="9.9.0"), runs("torch", "ddp", SLOW))
     assert shown.claims[0].sentence.endswith("NOT COMPARABLE. Settings that differ: dpcompare.")
+
+
+def test_outliers_are_said_once_with_the_number_of_rounds():
+    arm = runs("torch", "ddp", FAST)
+    for number, loss in ((1, 2.0), (2, 9.0), (4, 3.0)):
+        last = Evaluation(
+            epoch=3, step=45, loss=loss, accuracy=0.5, count=359, median_batch_loss=1.0, largest_batch_loss=30.0
+        )
+        arm.runs[number - 1] = arm.runs[number - 1].model_copy(update={"model": "toy-cnn", "evaluations": [last]})
+    shown = compared(arm)
+    assert shown.arms[0].outliers == [
+        "in 3 of 6 rounds, such as: the evaluation loss of 9.0000 comes from a few samples: 1.0000 in the median "
+        "batch, 30 in the worst"
+    ]
+    alone = compared(runs("torch", "ddp", FAST[:1]), repeats=1)
+    assert alone.arms[0].outliers == []
+    single_round = runs("torch", "ddp", FAST[:1])
+    single_round.runs[0] = arm.runs[1]
+    assert compared(single_round, repeats=1).arms[0].outliers[0].startswith("the evaluation loss of 9.0000 ")

@@ -58,7 +58,8 @@ def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
     shown = compared(ddp(BETTER), multiworker())
     assert shown.verdict == "COMPARABLE"
     assert [made.outcome for made in shown.claims] == ["no difference shown"]  # of speed
-    assert shown.headline == "No difference in speed shown between any two arms that may be compared."
+    assert shown.headline == shown.claims[0].sentence
+    assert "no difference shown, ratio 1.000 of steady speed (96% interval " in shown.headline
     assert shown.learning.headline.startswith("torch ddp 2x1 is 2.8")
     assert [(made.measure, made.outcome) for made in shown.learning.claims] == [
         ("accuracy", "higher"),
@@ -190,6 +191,14 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     page = as_html(shown)
     assert made.sentence in page
     assert {"accuracy-over-step", "accuracy-over-seconds"} <= set(re.findall(r'id="plot-([\w-]+)"', page))
+
+
+def test_the_steps_to_a_target_end_where_an_evaluation_was():
+    """Half of eight rounds are there after 30 steps and half after 45: after 37 or 38 there was no evaluation."""
+    arm = evaluated(ddp(target=0.7), [EARLY, LATE] * 4, SECONDS)
+    needed = compared(arm, evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)).arms[0].to_target
+    assert (needed.steps, needed.images) == (30, 960)
+    assert needed.sentence.startswith("torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and ")
 
 
 def test_an_arm_that_never_gets_there_makes_no_ratio():

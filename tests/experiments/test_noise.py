@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from dpcompare.experiments.noise import detectable
+from dpcompare.experiments.noise import detectable, interval_of
+from dpcompare.experiments.statistics import Plan, paired_ratio
+from tests.support.arms import FAST, SLOW, compared, runs
 
 
 def test_with_many_rounds_it_is_that_of_the_normal_distribution():
@@ -15,3 +17,13 @@ def test_with_many_rounds_it_is_that_of_the_normal_distribution():
 def test_a_wider_interval_shows_less():
     narrow, wide = (detectable(1 / high, high, confidence=0.95, rounds=6) for high in (1.01, 1.1))
     assert 0.01 < narrow < wide
+
+
+def test_runs_too_short_for_a_claim_show_how_much_they_differ():
+    """The noise is that of the runs, whether or not anything may be claimed by them."""
+    short = {"measured_steps": 10}
+    (claim,) = compared(runs("torch", "ddp", FAST, **short), runs("tensorflow", "multiworker", SLOW, **short)).claims
+    assert (claim.outcome, claim.low) == ("disturbed or too short", None)
+    assert interval_of(claim) == pytest.approx(paired_ratio(FAST, SLOW).interval(Plan().level))
+    (few,) = compared(runs("torch", "ddp", FAST[:3]), runs("tensorflow", "multiworker", SLOW[:3]), repeats=3).claims
+    assert interval_of(few) is None

@@ -1,6 +1,7 @@
 """The explanation of a run, from runs whose steps are made up: its words, floors, and what would help by how much."""
 
 import json
+import re
 
 import pytest
 
@@ -16,7 +17,9 @@ from dpcompare.models.state import Gradients
 from dpcompare.projection.explanation import explain
 from dpcompare.projection.remedies import floors_of
 from dpcompare.report.explained import as_markdown, as_text
+from dpcompare.results.clock import MachineLoad
 from dpcompare.results.events import EventLog
+from dpcompare.results.result import NodeRecord
 from dpcompare.system.gpu_state import GpuReading, GpuState
 from tests.support.events import ready, trained
 from tests.support.results import result
@@ -40,10 +43,11 @@ def config(framework="torch", mode="ddp", nodes=2, *, placement=None, workload=N
     )
 
 
-def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, measured_link=None):
+def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, measured_link=None, busy=()):
     """What is said of a run whose variants took these seconds per step and process.
 
-    `slower` is how many times as long it took without exchange, by round.
+    `slower` is how many times as long it took without exchange, by round; `busy` are the rounds in which other
+    processes took cores.
     """
     found = variants_of(base or config(), "mine")
     study = found.study(rounds)
@@ -57,7 +61,8 @@ def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, m
             (run_dir / "events").mkdir(parents=True)
             fields = {"status": "failed", "error": "out of memory"} if variant in failed else {}
             known = Gradients(num_bytes=GRADIENT_BYTES)
-            result(config=arm.config.model_dump(mode="json"), gradients=known, **fields).save(run_dir)
+            fields |= {"nodes": [BUSY]} if number in busy else {}
+            result(config=arm.config.model_dump(mode="json"), num_nodes=1, gradients=known, **fields).save(run_dir)
             times = (slower or {}).get(number, 1.0) if variant == "no exchange" else 1.0
             for rank, (of_step, *_) in enumerate(seconds[variant.replace(" ", "_")]):
                 log = EventLog(run_dir, rank)
@@ -65,6 +70,24 @@ def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, m
                 log.append(trained([1.0] * STEPS, step=STEPS, step_seconds=[of_step * times] * STEPS))
                 log.close()
     return explain(study, folder, found, measured_link=measured_link)
+
+
+BUSY = NodeRecord(
+    node_rank=0,
+    host="here",
+    device_names=["cpu:0"],
+    versions={},
+    load=MachineLoad(
+        seconds=4.0,
+        cores=2,
+        planned_cores=2,
+        run_cores=0.6,
+        other_cores=1.4,
+        stolen_cores=0.0,
+        waiting_fraction=None,
+        heat_throttles=None,
+    ),
+)
 
 
 def rows(explanation):
@@ -118,6 +141,58 @@ def test_rounds_that_differ_too_much_do_not_say_all_is_well(tmp_path):
     assert found.verdict.startswith("Inconclusive: exchange may take ")
     assert "but the rounds vary too much to say. Run more rounds (--repeats)" in found.verdict
     assert found.remedies[0].speedup is not None
+
+
+def test_other_processes_come_first_where_they_took_most_runs(tmp_path):
+    """The same steps are bound by exchange where the machine is idle."""
+    found = explained(tmp_path / "study", SYNCHRONOUS, busy=(1, 2, 3, 4))
+    taken = "DISTURBED in 24 of 36 runs, such as: other processes took 1.4 of 2 cores while this run was measured"
+    assert found.others == taken
+    assert found.verdict.startswith(f"Other processes come first: {taken}. Nothing is claimed of the parts of a step")
+    assert not any(row.stands_out for row in found.parts)
+    assert found.remedies[0].part == "other processes"
+    text = as_text(found, 100)
+    assert " ".join(text.split()).count(taken) == 1
+    assert "what would help:\n  Free the cores of other processes" in text
+
+
+def test_few_disturbed_runs_are_a_cause_where_nothing_stands_out(tmp_path):
+    clear = explained(tmp_path / "clear", SYNCHRONOUS, busy=(1, 2, 3))
+    assert clear.verdict.startswith("This run is bound by exchange")
+    assert clear.others.startswith("DISTURBED in 18 of 36 runs")
+    seconds = SYNCHRONOUS | {
+        "no_input": constant(0.169, 0.169),
+        "computing_alone": constant(0.098, 0.100),
+        "larger_batch": constant(0.374, 0.379),
+    }
+    unclear = explained(tmp_path / "unclear", seconds, slower={1: 0.1, 2: 1.5, 3: 1.5}, busy=(1,))
+    assert unclear.verdict.startswith(f"{unclear.others}. Inconclusive: exchange may take ")
+    assert unclear.remedies[0].part != "other processes"
+
+
+def test_no_share_below_0_or_above_100_percent_is_printed(tmp_path):
+    """Without exchange the run took up to six times as long, which no share can say."""
+    found = explained(tmp_path / "study", SYNCHRONOUS, slower={1: 6.0, 2: 0.1, 3: 5.0, 4: 0.2, 5: 6.0, 6: 4.0})
+    exchange = rows(found)["exchange"]
+    assert exchange.low < exchange.share < 0 < exchange.high
+    assert exchange.is_cut
+    assert (exchange.share_in_words, exchange.milliseconds_shown) == ("0%", 0.0)
+    for printed in (as_text(found, 100), as_markdown(found)):
+        percents = [int(number) for number in re.findall(r"(-?\d+)%", printed)]
+        assert len(percents) > 10
+        assert all(0 <= percent <= 100 for percent in percents)
+        assert "Noise between the runs goes below 0% or above 100% of a step in exchange" in " ".join(printed.split())
+
+
+def test_an_overlap_that_costs_time_has_milliseconds_alone(tmp_path):
+    """Leaving out both saves more than each alone: input and exchange slow each other down."""
+    seconds = SYNCHRONOUS | {"no_exchange": constant(0.160, 0.160), "no_input": constant(0.165, 0.165)}
+    apart = rows(explained(tmp_path / "study", seconds))["together"]
+    assert apart.share > 0
+    slowing = rows(explained(tmp_path / "other", SYNCHRONOUS | {"no_exchange": constant(0.080, 0.080)}))["together"]
+    assert slowing.share < 0
+    assert (slowing.share_in_words, slowing.interval_in_words) == ("-", "-")
+    assert slowing.milliseconds_shown == slowing.milliseconds < 0
 
 
 def test_few_rounds_claim_nothing(tmp_path):
@@ -242,7 +317,7 @@ def test_text_and_markdown_have_the_same_figures(tmp_path):
     for row in found.parts:
         assert row.words in text
         assert row.words in markdown
-        figures = [f"{row.share:.0%}", f"{row.milliseconds:.3g}"]
+        figures = [row.share_in_words, f"{row.milliseconds_shown:.3g}"]
         line = next(line for line in text.splitlines() if line.removeprefix("of which ").startswith(row.words))
         assert all(figure in line.split() for figure in figures)
     assert all(len(line) <= 100 for line in text.splitlines())

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from dpcompare.errors import OtherFormatError, RequestError
-from dpcompare.results.computed import ComputedByProcess
+from dpcompare.results.computed import ComputedByProcess, Evaluation
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
 from tests.support.events import trained
 from tests.support.recorded import STARTED_AT, aggregated, events, record, recorded_config
+from tests.support.results import result
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_run_that_was_to_end_at_its_target_is_whole_there(config, tmp_path):
     assert "of 4 steps planned, 2 were logged" in aggregated(ending, tmp_path / "early", too_early).error
 
 
-@pytest.mark.parametrize(("worst", "is_told"), [(184.0, True), (8.0, False)])
+@pytest.mark.parametrize(("worst", "is_told"), [(350.0, True), (8.0, False)])
 def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path, worst, is_told):
     """Twelve batches of a loss of about 1; in one of them is a sample that has the worst."""
     for rank in range(2):
@@ -117,7 +118,41 @@ def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path
     assert evaluation.largest_batch_loss == pytest.approx((31 + worst) / 30)
     assert (evaluation.outlier is not None) == is_told
     if is_told:
-        assert "comes from a few samples: 1.0333 in the median batch, 7.167 in the worst" in evaluation.outlier
+        assert "comes from a few samples: 1.0333 in the median batch, 12.7 in the worst" in evaluation.outlier
+
+
+def an_evaluation(**changes):
+    """One of which a few samples make much of the loss."""
+    fields = {"epoch": 3, "step": 45, "loss": 4.0, "accuracy": 0.5, "count": 359}
+    return Evaluation(**fields | {"median_batch_loss": 1.0, "largest_batch_loss": 5.0} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({}, True),
+        ({"epoch": 1}, False),  # a batch that is merely harder, while the model is far from done
+        ({"epoch": 1, "largest_batch_loss": 184.0}, True),
+        ({"loss": 1.2}, False),
+    ],
+)
+def test_a_harder_batch_of_the_first_epoch_is_no_outlier(changes, is_told):
+    assert (an_evaluation(**changes).outlier is not None) == is_told
+
+
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [
+        ("toy-cnn", "5 in the worst"),
+        ("toy-bn", "; BatchNorm's running statistics may not have settled yet"),
+        ("mine:MODEL", "; if the model has BatchNorm, its running statistics may not have settled yet"),
+    ],
+)
+def test_only_a_model_with_batchnorm_has_its_statistics_named(model, end):
+    run = result(model=model, evaluations=[an_evaluation()])
+    assert run.outlier.endswith(end)
+    assert ("BatchNorm" in run.outlier) == (model != "toy-cnn")
+    assert result(model=model, evaluations=[]).outlier is None
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,12 @@ def test_a_process_is_bound_to_the_cores_near_its_gpu(trained, install_gpus, two
     assert record.settings["cores"] == len({0, 1, 2, 3})  # as of a process that could not be bound
 
 
+def test_the_share_of_the_largest_class_is_recorded(trained, install_gpus):
+    """Of the digits' 359 validation samples."""
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    assert trained("0").settings["largest_class_share"] == pytest.approx(39 / 359)
+
+
 def test_a_process_that_has_all_cores_is_not_bound(trained, install_gpus, two_numa_nodes):
     install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
     assert trained("0", Cluster.partition(gpus=["0"], num_cores=4)).bound_to_cores is None
