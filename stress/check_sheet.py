@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, RunResult, Workload, run
-from dpcompare.experiments.agreement import TOLERANCES
+from dpcompare.experiments.agreement import NOT_KNOWN, TOLERANCES
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.launch.inputs import prepare_inputs
@@ -66,7 +66,9 @@ def parts_of_tolerance(results: Sequence[RunResult]) -> dict[str, float]:
             figures = [
                 value if isinstance(value := CHECKS[name].read(each), list) else [value] for each in (one, other)
             ]
-            least = 0.0 if name == "first gradient norm" else 1.0
+            if NOT_KNOWN in (figures[0][0], figures[1][0]):
+                continue
+            least = 0.0 if name.endswith("norm") else 1.0
             part = max(abs(a - b) / max(least, abs(a), abs(b)) for a, b in zip(*figures, strict=True))
             largest[name] = max(largest.get(name, 0.0), part / tolerances[precision])
     return largest

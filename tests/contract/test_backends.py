@@ -101,7 +101,7 @@ def test_every_mode_has_a_known_framework_and_says_what_it_is():
 
 def test_the_order_of_use_names_every_method_of_a_backend():
     methods = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
-    assert len(methods) == 19
+    assert len(methods) == 20
     assert [name for name in methods if f"`{name}`" not in Backend.__doc__] == []
     assert Inspectable.__abstractmethods__ - Backend.__abstractmethods__ == {"activations"}
 

@@ -20,7 +20,7 @@ def test_runs_that_compute_the_same_are_pairs_without_a_word(monkeypatch, capsys
     four = {"num_replicas": 4, "device_names": [f"cpu:{number}" for number in range(4)], "train_loss": [2.1] * 45}
     code, cells = checked([result(), result("tensorflow", "multiworker"), result(**four)], monkeypatch, capsys)
     assert code == 0
-    assert cells == ["toy-bn, sgd, float32, off", "3", "none", *["0.0e+00"] * 4, "-", "-"]
+    assert cells == ["toy-bn, sgd, float32, off", "3", "none", *["0.0e+00"] * 6, "-", "-", "-"]
 
 
 def test_a_knob_that_speaks_is_counted_and_how_far_off_it_was(monkeypatch, capsys):
@@ -28,4 +28,4 @@ def test_a_knob_that_speaks_is_counted_and_how_far_off_it_was(monkeypatch, capsy
     code, cells = checked([result(), result(), other], monkeypatch, capsys)
     assert code == 3
     assert cells[1:4] == ["3", "images computed 2, second loss 2", "0.0e+00"]
-    assert float(cells[5]) == pytest.approx(0.03 / 2.03 / 5e-3, rel=0.02)
+    assert float(cells[7]) == pytest.approx(0.03 / 2.03 / 5e-3, rel=0.02)

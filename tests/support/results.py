@@ -32,6 +32,8 @@ COMPUTED = {
     "batch_digests": {1: "ab", 45: "cd"},
     "first_gradient_norm": 0.5,
     "first_evaluation_loss": 2.2,
+    "first_evaluation_accuracy": 0.25,
+    "first_update_norms": {"classifier.bias": 0.03, "classifier.weight": 0.04},
 }
 
 
