@@ -88,6 +88,14 @@ def _of_target(value: Callable[[TrainingCost], Value]) -> Read:
     return lambda run, _: value(run.cost_of_target) if run.cost_of_target else None
 
 
+def _cpu_seconds_per_image(run: RunResult) -> float | None:
+    """None where the load of a machine is not known; simulated nodes share the machine of the first."""
+    loads = [node.load for node in run.nodes if node.load is not None]
+    if not loads or run.nodes[0].load is None or run.images_per_second is None:
+        return None
+    return sum(load.run_cores for load in loads) / run.images_per_second
+
+
 def _communication_ms(run: RunResult, without_sync: RunResult | None) -> float | None:
     """Paired within the round, as ratios of speeds are."""
     if without_sync is None or run.step_seconds is None or without_sync.step_seconds is None:
@@ -215,6 +223,19 @@ FIGURES: dict[str, Figure] = {
             "J/image",
             "energy over the measured steps, counted by the GPUs, or on the CPU by all packages of the machine",
             "{:.3f}",
+            is_optional=True,
+        ),
+    ),
+    "cpu_seconds_per_image": Figure(
+        "s",
+        "seconds of CPU cores, of all processes of the run together, from the first measured step to the last one",
+        read=lambda run, _: _cpu_seconds_per_image(run),
+        over_rounds=median,
+        column=Column(
+            "CPU ms/image",
+            "work of the CPU cores for an image: cores that the run took, over images per second; an arm that does "
+            "more work than another for the same images shows here",
+            per=0.001,
             is_optional=True,
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -114,10 +115,13 @@ LARGEST_DIFFERENCE = 0.05
 """Part by which a sum of seconds may lie outside the bounds that the launcher's looks set.
 
 Between the end of a step and its event losses are read, a line is written, and the process may wait for a core."""
-LARGEST_BETWEEN = 0.2
-"""Part of the time that may pass between steps.
+LARGEST_BETWEEN, LEAST_BETWEEN_SECONDS = 0.05, 5e-4
+"""Part of the time that may pass between steps, and seconds per step that are never too many.
 
-The largest of 206 healthy runs, most of them on a busy machine, had 0.018; a forward pass is about a third."""
+The largest of 206 healthy runs, most of them on a busy machine, had 0.018, and one of 80 short runs of models whose
+steps take a few ms 0.047, which was 0.43 ms; a forward pass is about a third."""
+LARGEST_BACKLOG, LEAST_BACKLOG_SECONDS = 0.03, 0.3
+"""Part of the measured time, and seconds, that a device may still compute when the last step's clock has stopped."""
 
 
 class Seen(BaseModel):
@@ -205,11 +209,32 @@ def _check(process_rank: int, series: ProcessSeries, watched: Watched) -> ClockC
     )
 
 
-def much_between_steps(fraction: float) -> str | None:
-    """A sentence about steps whose own seconds leave out much of the time; None where they do not."""
-    if fraction <= LARGEST_BETWEEN:
+def much_between_steps(fraction: float, step_seconds: float | None) -> str | None:
+    """A sentence about steps whose own seconds leave out much of the time; None where they do not.
+
+    Args:
+        fraction: part of the time that passes between steps.
+        step_seconds: mean seconds of a step; None where that is not known.
+    """
+    per_step = math.inf if step_seconds is None or fraction >= 1 else step_seconds * fraction / (1 - fraction)
+    if fraction <= LARGEST_BETWEEN or per_step <= LEAST_BETWEEN_SECONDS:
         return None
     return f"{fraction:.0%} of the time passes between steps, which images per second leave out"
+
+
+def long_backlog(backlog_seconds: float, measured_seconds: float) -> str | None:
+    """A sentence about a device that computed on when the clock had stopped; None where it did not.
+
+    Args:
+        backlog_seconds: that reading the last losses took, once the last step was said to be done.
+        measured_seconds: of all measured steps.
+    """
+    if backlog_seconds <= max(LARGEST_BACKLOG * measured_seconds, LEAST_BACKLOG_SECONDS):
+        return None
+    return (
+        f"the devices computed for another {backlog_seconds:.1f} s when the clock of the last step had stopped, "
+        f"{measured_seconds:.1f} s having been measured"
+    )
 
 
 def fraction_between_steps(step_seconds: Sequence[float], between_seconds: Sequence[float]) -> float:

@@ -98,6 +98,8 @@ class ComputedByProcess(BaseModel):
     """Samples of this part that were classified correctly then; None in results before 0.2.0, as what follows."""
     first_evaluation_count: float = 0
     """Samples of this part."""
+    backlog_seconds: float | None = None
+    """Seconds that it took to read the losses of the last step, once its clock had stopped."""
     replica_digests: dict[int, dict[str, list[str]]] = {}
     """Steps made -> tensor of the parameters and the optimizer -> a digest of the copy of each replica of this process,
     in hexadecimal; empty where there is one replica in all, or each trains alone."""
@@ -128,6 +130,9 @@ class Computed(BaseModel):
     """Share of these samples that were classified correctly; None in results before 0.2.0, as what follows."""
     first_update_norms: dict[str, Norm] = {}
     """Parameter -> the L2 norm of what step 1 changed in it."""
+    backlog_seconds: Measured | None = None
+    """Seconds that the slowest process took to read the last losses, once the clock of the last step had stopped: none
+    to speak of, unless a device was still computing."""
     replicas_compared_after: list[Count] = []
     """Steps after which the parameters of all replicas, and what their optimizers remember, were compared; none where
     the replicas have one copy, or one replica is all there is."""
@@ -173,6 +178,9 @@ class Computed(BaseModel):
             first_evaluation_loss=None if loss_sum is None or not count else loss_sum / count,
             first_evaluation_accuracy=None if correct is None or not count else correct / count,
             first_update_norms=update_norms if all(map(math.isfinite, update_norms.values())) else {},
+            backlog_seconds=max(
+                (process.backlog_seconds for process in processes if process.backlog_seconds is not None), default=None
+            ),
             replicas_compared_after=[
                 step for step, tensors in copies.items() if any(len(digests) > 1 for digests in tensors.values())
             ],

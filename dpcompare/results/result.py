@@ -21,6 +21,7 @@ from dpcompare.results.clock import (
     MachineLoad,
     RunWarning,
     RunWarningKind,
+    long_backlog,
     much_between_steps,
 )
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
@@ -155,6 +156,9 @@ class RunResult(BaseModel):
     between_steps_fraction: Measured | None = None
     """Part of the time that this takes next to the measured steps, which images per second leave out: in the median of
     ten parts of the run."""
+    apart_fraction: Measured | None = None
+    """Part of the time that was left out as an evaluation, a checkpoint or a trace where none of them was due; None in
+    results before 0.2.0."""
     clock: ClockCheck | None = None
     """None if the run was not watched, or for too short a time."""
     joules_per_image: Measured | None = None
@@ -276,7 +280,14 @@ class RunResult(BaseModel):
         """A sentence about seconds that do not add up, so that images per second mean nothing; None where they do."""
         if self.clock is not None and (contradiction := self.clock.contradiction):
             return contradiction
-        return None if self.between_steps_fraction is None else much_between_steps(self.between_steps_fraction)
+        step_seconds = self.step_seconds.mean if self.step_seconds else None
+        between = (
+            None if self.between_steps_fraction is None else self.between_steps_fraction + (self.apart_fraction or 0)
+        )
+        if between is not None and (problem := much_between_steps(between, step_seconds)):
+            return problem
+        backlog = self.computed.backlog_seconds if self.computed else None
+        return None if backlog is None else long_backlog(backlog, (step_seconds or 0.0) * self.measured_steps)
 
     @property
     def warnings(self) -> list[RunWarning]:

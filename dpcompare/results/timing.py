@@ -11,6 +11,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.computed import Evaluation, TrainingCost
 from dpcompare.results.events import read_events
+from dpcompare.results.late_step import LATE_STEPS
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
@@ -92,7 +93,22 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
         "between_steps_fraction": 0.0
         if counted_in_steps
         else fraction_between_steps(seconds, slowest.host_overhead_seconds[steps]),
+        "apart_fraction": _unexplained_apart(config, slowest, steps) / sum(seconds),
     }
+
+
+def _unexplained_apart(config: RunConfig, process: ProcessSeries, steps: slice) -> float:
+    """Seconds before measured steps that were left out as an evaluation or the like where none was due."""
+    due = {evaluation.step for evaluation in process.evaluations} | set(config.profile_steps or ())
+    if config.late_step:
+        due |= {process.num_steps - count for count in range(LATE_STEPS + 1)}
+
+    def is_due(step: int) -> bool:
+        return step in due or bool(config.checkpoint_every and step % config.checkpoint_every == 0)
+
+    made_before = range(process.first_step + steps.start, process.num_steps)
+    seconds = process.apart_seconds[steps]
+    return sum(apart for step, apart in zip(made_before, seconds, strict=False) if apart and not is_due(step))
 
 
 def _own(config: RunConfig, process: ProcessSeries, steps: slice) -> list[bool] | None:

@@ -28,6 +28,8 @@ class Inspection:
         self._batch_digests: dict[int, str] = {}
         self._gradient_squares: float | None = None
         self._evaluation: tuple[float, float, float] | None = None
+        self.backlog_seconds: float | None = None
+        """Seconds that reading the last losses has taken, which waits for a device that is not done."""
         self._digests: dict[int, dict[str, list[str]]] = {}
         self._update_norms: dict[str, float] = {}
 
@@ -73,6 +75,7 @@ class Inspection:
             first_evaluation_loss_sum=loss_sum,
             first_evaluation_correct=correct,
             first_evaluation_count=count,
+            backlog_seconds=self.backlog_seconds,
             replica_digests=self._digests if self._backend.num_replicas > 1 else {},
             first_update_norms=self._update_norms,
         )

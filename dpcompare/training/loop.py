@@ -176,7 +176,9 @@ class Trainer:
             return
         self._log.add(self._window.close(drain=drain))
         if step == self._num_steps or is_edge_of_trace:
+            start = time.perf_counter()
             self._log.write()  # before what takes long and is not a step: the launcher looks when it is written
+            self._inspection.backlog_seconds = time.perf_counter() - start
         if self._trace.after(step):
             self._window.leave_out()
 

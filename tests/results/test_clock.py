@@ -10,7 +10,15 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.fairness import compare
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
-from dpcompare.results.clock import ClockCheck, Seen, Watched, check_clocks, fraction_between_steps
+from dpcompare.results.clock import (
+    ClockCheck,
+    Seen,
+    Watched,
+    check_clocks,
+    fraction_between_steps,
+    long_backlog,
+    much_between_steps,
+)
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.results.series import ProcessSeries
 from stress.clock_faults import HALF_SPEED
@@ -96,16 +104,40 @@ RIGHT = ClockCheck(process_rank=0, own_seconds=5.0, least_seconds=4.9, most_seco
     [
         ({"clock": WRONG}, "by that of the launcher 9.9 to 10.1 s"),
         ({"between_steps_fraction": 0.31}, "31% of the time passes between steps"),
+        ({"between_steps_fraction": 0.02, "apart_fraction": 0.06}, "8% of the time passes between steps"),
+        (
+            {"backlog_seconds": 1.5},
+            "the devices computed for another 1.5 s when the clock of the last step had stopped",
+        ),
     ],
 )
 def test_a_run_with_a_wrong_clock_is_not_compared(changes, words):
     quiet = result(clock=RIGHT, between_steps_fraction=0.018)
     other = result("tensorflow", "multiworker")  # which was not watched
     assert compare([quiet, other]).verdict == "COMPARABLE"
-    (reason,) = compare([quiet, other.model_copy(update=changes)]).reasons
+    in_computed = {name: changes[name] for name in changes if name == "backlog_seconds"}
+    changed = other.model_copy(
+        update={**changes, "computed": other.computed.model_copy(update=in_computed)} if in_computed else changes
+    )
+    (reason,) = compare([quiet, changed]).reasons
     assert reason.startswith("clock: its seconds add up against ")
     assert words in reason
-    assert [warning.kind for warning in other.model_copy(update=changes).warnings] == ["CLOCK"]
+    assert [warning.kind for warning in changed.warnings] == ["CLOCK"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "step_seconds", "is_much"),
+    [(0.04, 1.0, False), (0.06, 1.0, True), (0.06, 0.005, False), (0.15, 0.005, True), (0.5, None, True)],
+)
+def test_a_little_between_short_steps_is_no_fault(fraction, step_seconds, is_much):
+    assert (much_between_steps(fraction, step_seconds) is not None) == is_much
+
+
+@pytest.mark.parametrize(
+    ("backlog", "measured", "is_long"), [(0.2, 1.0, False), (0.4, 1.0, True), (0.4, 60.0, False), (2.0, 60.0, True)]
+)
+def test_a_backlog_is_judged_by_what_was_measured(backlog, measured, is_long):
+    assert (long_backlog(backlog, measured) is not None) == is_long
 
 
 TRAIN = """

@@ -252,6 +252,23 @@ def test_what_is_neither_a_step_nor_between_two_is_told_apart(tmp_path, monkeypa
     assert 0.12 <= told[0][1] < 5  # of 12 batches
 
 
+class ComputesOn(NumpyBackend):
+    """Says that its steps are done, and is not: what is read later waits for it."""
+
+    def read(self, handles):
+        if self.step == 20:
+            time.sleep(0.2)
+        return super().read(handles)
+
+
+def test_a_device_that_is_not_done_shows_where_losses_are_read(tmp_path):
+    _, trained, _ = train(tmp_path, steps=20, learning_rate=0.01, backend_class=ComputesOn)
+    assert 0.2 <= trained.computed.backlog_seconds < 10
+    (tmp_path / "done").mkdir()
+    _, done, _ = train(tmp_path / "done", steps=20, learning_rate=0.01)
+    assert done.computed.backlog_seconds < trained.computed.backlog_seconds
+
+
 def test_a_step_contains_its_wait_for_data(tmp_path):
     _, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     for step, data in zip(series(events, "step_seconds"), series(events, "data_seconds"), strict=True):
