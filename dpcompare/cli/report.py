@@ -165,6 +165,8 @@ def _print_figures(comparison: Comparison) -> None:
     """Every figure of every arm, and a sentence per pair."""
     from dpcompare.report.text import figure_lines
 
+    for machine in comparison.machines:
+        print_sentence(f"machine: {machine}", indent=2)
     if len(comparison.arms) > 1:
         print_sentence(f"all arms together: {comparison.summary}")
     for line in figure_lines(comparison, stdout_console().width):

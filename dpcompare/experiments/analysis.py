@@ -24,7 +24,7 @@ from dpcompare.experiments.learning import (
     time_to_accuracy,
 )
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
-from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
+from dpcompare.experiments.sentences import agreement_of, headline_of, machines_in_words, measured_in_words
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
@@ -59,6 +59,7 @@ def analyse(collection: Collection) -> Comparison:
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
     needed = max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms))
+    runs = [run for arm in present for run in arm.completed]
     headline = headline_of(claims, rows, needed=needed, is_partial=partial)
     return Comparison(
         partial=partial,
@@ -68,7 +69,8 @@ def analyse(collection: Collection) -> Comparison:
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
-        measured=measured_in_words([run for arm in present for run in arm.completed]),
+        measured=measured_in_words(runs),
+        machines=machines_in_words(runs),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),
         time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),

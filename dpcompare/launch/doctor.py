@@ -29,6 +29,7 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
 from dpcompare.system.commands import run_command
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
+from dpcompare.system.machine import this_machine
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import Deadline
 from dpcompare.system.terminal_text import pluralize
@@ -73,7 +74,7 @@ def diagnose(
         begins: called with what takes seconds, before it is done.
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
-    yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
+    yield Finding(name="system", status="ok", found=f"{this_machine().in_words}, Python {platform.python_version()}")
     yield _environment()
     yield _cores()
     yield from _limits()

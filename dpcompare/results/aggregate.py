@@ -160,6 +160,7 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
             device_names=[name for record in local for name in record.device_names],
             versions=local[0].versions,
             gpus=[gpu for record in local for gpu in record.gpus],
+            machine=local[0].machine,
             bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
             load=loads.get(rank),
         )

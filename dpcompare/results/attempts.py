@@ -13,6 +13,7 @@ from dpcompare.results.run_dir import HISTORY_FILE, process_record_path
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Number, Rate, read_document, write_document
+from dpcompare.system.machine import Machine
 
 
 class ProcessRecord(BaseModel):
@@ -25,6 +26,8 @@ class ProcessRecord(BaseModel):
     local_rank: Count
     pid: Count
     host: str
+    machine: Machine | None = None
+    """None where an older release wrote it."""
     device_names: list[str]
     threads: Count
     bound_to_cores: str | None = None

@@ -27,6 +27,7 @@ from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate, read_document, write_document
+from dpcompare.system.machine import Machine
 
 FORMAT = 2
 """The format of result.json. Format 1 had no number, and other names for data_wait_fraction and
@@ -89,6 +90,8 @@ class NodeRecord(BaseModel):
     device_names: list[str]
     versions: dict[str, str]
     gpus: list[GpuState] = []
+    machine: Machine | None = None
+    """None in results of older releases."""
     bound_to_cores: list[str] = []
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None

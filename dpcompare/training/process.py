@@ -31,6 +31,7 @@ from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
+from dpcompare.system.machine import this_machine
 from dpcompare.training import loop, probe
 from dpcompare.training.evaluated import keep_predictions
 from dpcompare.training.window import StepLog
@@ -220,6 +221,7 @@ def _record(
         local_rank=local_rank,
         pid=os.getpid(),
         host=socket.gethostname(),
+        machine=this_machine(),
         device_names=description.devices,
         threads=config.topology.threads_per_process,
         bound_to_cores=bound_to,

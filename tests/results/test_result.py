@@ -9,6 +9,7 @@ from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
+from dpcompare.system.machine import Machine
 from tests.support.events import trained
 from tests.support.recorded import STARTED_AT, aggregated, events, record, recorded_config
 
@@ -263,6 +264,16 @@ def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
     result = aggregated(config, tmp_path, [*events(0), *events(1)])
     assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
     assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}
+
+
+def test_every_node_says_which_machine_it_was(config, tmp_path):
+    machines = [Machine(cpu_model="AMD EPYC 7763", cores=64, memory_bytes=256 << 30), None]
+    for rank, machine in enumerate(machines):
+        record(rank, host=f"h{rank}", machine=machine).save(tmp_path)
+    result = aggregated(config, tmp_path, [*events(0), *events(1)])
+    assert [node.machine for node in result.nodes] == machines
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path).nodes == result.nodes
 
 
 def computed(**changes):
