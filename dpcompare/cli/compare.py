@@ -89,12 +89,23 @@ def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) ->
 
 
 def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
-    """Make all runs of a study that are not there yet."""
+    """Make all runs of a study that are not there yet.
+
+    Raises:
+        RequestError: versions or the machine are not those of its last rounds, and that was not accepted.
+    """
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.autotune import tuned
+    from dpcompare.experiments.resumed import changes_since, refuse
     from dpcompare.experiments.study import hold, open_study
     from dpcompare.experiments.study_runs import set_failed_aside
 
+    changes = changes_since(study, out, retry_failed=options.retry_failed)
+    if options.accept_changed:
+        for change in changes:
+            click.echo(f"accepted, so that arms are NOT COMPARABLE: {change}", err=True)
+    else:
+        refuse(changes)
     study = prepared(study)
     with _interruption_reported(out, options), hold(out):
         if options.autotune:
@@ -130,7 +141,8 @@ def _go_on(out: Path, options: StudyOptions) -> str:
     """The command that continues a study; rounds that were being added are added until the same end."""
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
-    return hint("compare", "--resume", out, *until, *budget)
+    accepted = ("--accept-changed",) if options.accept_changed else ()
+    return hint("compare", "--resume", out, *until, *budget, *accepted)
 
 
 def _causes(failed: Sequence[RunResult]) -> str:

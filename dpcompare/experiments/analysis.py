@@ -13,6 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
+from dpcompare.experiments.constancy import ArmRounds
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import (
     SheetOf,
@@ -152,6 +153,7 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     sheet = fairness.compare(
         [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
     )
+    sheet.rows.extend(fairness.rows_within_arms(list(map(_rounds, arms))))
     sources = [arm.source for arm in arms for _ in arm.completed]
     if len(set(sources)) > 1:
         sheet.rows.append(
@@ -164,6 +166,15 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
             )
         )
     return sheet
+
+
+def _rounds(arm: ArmRuns) -> ArmRounds:
+    return ArmRounds(
+        name=arm.name,
+        numbers=arm.completed_rounds,
+        runs=arm.completed,
+        on_one_machine=arm.config.placement.row.simulated,
+    )
 
 
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:

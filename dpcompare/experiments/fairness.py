@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
+from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     Differs,
@@ -35,6 +36,8 @@ class Row:
     """Whether it makes the results not comparable."""
     remedy: str
     """The remedy: `fix` of a FairnessCheck."""
+    said: str = ""
+    """What the reason says in the place of the values."""
 
 
 def shown(values: Sequence[Any]) -> list[str]:
@@ -81,7 +84,9 @@ class Sheet:
     @property
     def reasons(self) -> list[str]:
         """One sentence per check that must be equal and is not, with what to do about it."""
-        return [f"{row.setting}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
+        return [
+            f"{row.setting}: {row.said or _against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason
+        ]
 
     @property
     def summary(self) -> str:
@@ -135,6 +140,32 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
     return Sheet(rows=rows)
 
 
+def rows_within_arms(arms: Sequence[ArmRounds]) -> list[Row]:
+    """A row for each of CONSTANTS: what has not stayed the same over the rounds of an arm is a reason.
+
+    Args:
+        arms: with their completed rounds, in the order of the results of the sheet.
+    """
+    rows = []
+    for setting, constant in CONSTANTS.items():
+        changes = {arm.name: changes_of(constant.facts(arm), arm.numbers) for arm in arms}
+        same = not any(changes.values())
+        rows.append(
+            Row(
+                setting=setting,
+                values=["; ".join(changes[arm.name]) or SAME_IN_ALL_ROUNDS for arm in arms for _ in arm.runs],
+                equal=same,
+                reason=not same,
+                remedy=constant.remedy,
+                said=in_arms(changes),
+            )
+        )
+    return rows
+
+
+SAME_IN_ALL_ROUNDS = "the same in all rounds"
+
+
 def _outcome(
     name: str, check: FairnessCheck, results: Sequence[RunResult], all_values: Values, rounds: Sequence[int] | None
 ) -> Outcome:
@@ -161,7 +192,7 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
     """Checks of a sheet by which its results learn something else, other than by rounding."""
     harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
-    reasons = [row.setting for row in sheet.rows if row.reason]
+    reasons = [row.setting for row in sheet.rows if row.reason and row.setting not in CONSTANTS]
     return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpcompare._version import __version__
-from dpcompare.backends.availability import require_framework
+from dpcompare.backends.availability import installed_versions, require_framework
 from dpcompare.backends.cuda_wheels import Code, code_for, compiled_for, cuda_problem, cuda_wheels_of, gpus_seen
 from dpcompare.backends.description import speed_variables, withheld_variables
 from dpcompare.config.cluster import Cluster
@@ -154,32 +153,16 @@ def _limits() -> Iterator[Finding]:
     )
 
 
-# Runs in the interpreter of a framework: versions without importing it.
-_ASK = """
-import json, sys
-from importlib import metadata
-versions = {"python": sys.version.split()[0]}
-for name in sys.argv[1:]:
-    try:
-        versions[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
-"""
-
-
 def _framework(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Finding]:
     packages = FRAMEWORKS[framework].packages
     try:
-        answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
-        answer.check_returncode()
-        versions = json.loads(answer.stdout)
+        versions = installed_versions(framework, packages, python)
         wheels = cuda_wheels_of(python)
-    except (OSError, ValueError, subprocess.SubprocessError, RequestError) as error:
+    except (ValueError, RequestError) as error:
         yield Finding(
             name=framework,
             status="problem",
-            found=f"the interpreter {python!r} cannot be used: {error}",
+            found=str(error),
             remedy=f"`dpcompare setup --frameworks {framework}` makes one, or name one that holds "
             f"dpcompare[{framework}] with --python {framework}=PATH",
         )
