@@ -124,6 +124,10 @@ class Description:
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
     gradients: Gradients | None = None
     """The gradients of a replica; None if they are not known."""
+    threads: int | None = None
+    """Threads that compute, as the framework says when training is done; None where it does not."""
+    threads_asked: int | None = None
+    """Those that the backend asked it for."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 

@@ -10,11 +10,10 @@ from typing import Any, Literal
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
+from dpcompare.experiments.check_row import Differs, FairnessCheck
 from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
-    Differs,
-    FairnessCheck,
     changes_only_speed,
     names_that_change,
 )
@@ -130,12 +129,18 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
             equal = _equal(values, rounds if Differs.SEEDS in check.differs else None)
             outcome = Outcome(equal=equal, is_reason=not equal)
         else:
-            outcome = _outcome(name, check, results, all_values, rounds)
+            outcome = _outcome(name, check, results, all_values, None if check.over_rounds else rounds)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
         rows.append(
-            Row(setting=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix)
+            Row(
+                setting=name,
+                values=check.shown(values) if check.shown else values,
+                equal=outcome.equal and not reason,
+                reason=reason,
+                remedy=check.fix,
+            )
         )
     return Sheet(rows=rows)
 

@@ -20,6 +20,7 @@ from dpcompare.experiments.accuracy_statistics import (
     paired_difference,
     spread,
 )
+from dpcompare.experiments.check_row import Differs
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
@@ -30,7 +31,7 @@ from dpcompare.experiments.comparison import (
     TimeClaimRow,
     TimeToAccuracy,
 )
-from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
+from dpcompare.experiments.fairness_checks import names_that_change, names_that_differ
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult

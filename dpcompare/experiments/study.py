@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
+from dpcompare.backends.other_variables import make_key
 from dpcompare.config.run import RunConfig
 from dpcompare.config.setting import Config
 from dpcompare.config.workload import Workload
@@ -178,6 +179,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
         study = _continued(there, study)
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
+        make_key(study_dir)
         study.save(study_dir)
     except OSError as error:
         raise RequestError(

@@ -16,6 +16,7 @@ from dpcompare.results.attempts import History, ProcessRecord, Status
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.computed import Computed, Evaluation, reached, utilization_figures
 from dpcompare.results.events import Evaluated, read_events
+from dpcompare.results.observed import OtherVariables
 from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
@@ -85,6 +86,8 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
         gradients=records[0].gradients if records else None,
+        observed=[record.observed for record in records if record.observed and record.computed],
+        variables=OtherVariables.of([record.variables for record in records]),
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dpcompare.models.state import Gradients
 from dpcompare.results.computed import ComputedByProcess, Evaluation
+from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.run_dir import HISTORY_FILE, process_record_path
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
@@ -44,6 +45,10 @@ class ProcessRecord(BaseModel):
     versions: dict[str, str]
     gpus: list[GpuState] = []
     """The GPUs of this process."""
+    observed: Observed | None = None
+    """None where an older release wrote it."""
+    variables: OtherVariables | None = None
+    """Variables of its environment that no list knows; None where it had no key for their digests."""
     cores_used: CoresUsed | None = None
     """From the first measured step to the last one; None if there was none, or the kernel does not report it."""
     computed: ComputedByProcess | None = None

@@ -23,6 +23,7 @@ from dpcompare.results.clock import (
     much_between_steps,
 )
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
+from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.gpu_state import GpuState
@@ -198,6 +199,11 @@ class RunResult(BaseModel):
     gradients: Gradients | None = None
     """The gradients of the first process, for projections; None if the framework does not report them."""
     threads_per_process: Number
+    observed: list[Observed] = []
+    """What each process that trained was seen to have; empty in results of older releases."""
+    variables: OtherVariables | None = None
+    """Variables of the environment that no list knows, by name, with digests of their values; None where the processes
+    did not look."""
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     """The versions on node 0; see `nodes`."""

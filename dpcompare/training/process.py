@@ -34,6 +34,7 @@ from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, rea
 from dpcompare.system.machine import this_machine
 from dpcompare.training import loop, probe
 from dpcompare.training.evaluated import keep_predictions
+from dpcompare.training.observer import Observer, variables_of
 from dpcompare.training.window import StepLog
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -62,6 +63,7 @@ def _write_output_to(path: Path) -> None:
 
 
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
+    variables = variables_of(run_dir, os.environ)  # before a framework adds its own
     config = PreparedRun.load(attempt_config_path(run_dir))
     process_rank = node_rank * config.topology.processes_per_node + local_rank
     local_devices = _local_devices(config, node_rank, local_rank)
@@ -72,6 +74,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     cores = available_cores()
     try:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
+        observer = Observer(config)
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
         require_planned(backend, process_rank)
@@ -81,9 +84,10 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
             meters.read_gpus()
             trained = None
         else:
-            trained = _train(backend, events, run_dir, meters, local_devices)
-        record = _record(backend, config, trained, meters.gpus, cores=cores, bound_to=bound_to, **place)
-        record.model_copy(update={"cores_used": meters.cores_used}).save(run_dir)
+            trained = _train(backend, events, run_dir, meters, observer, local_devices)
+        record = _record(backend, config, trained, observer, cores=cores, bound_to=bound_to, **place)
+        seen = {"cores_used": meters.cores_used, "gpus": meters.gpus, "variables": variables}
+        record.model_copy(update=seen).save(run_dir)
         backend.teardown()
     except BaseException as error:  # also SystemExit, with which a model may end its process
         traceback.print_exc()
@@ -120,7 +124,12 @@ class Meters:
 
 
 def _train(
-    backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
+    backend: Backend,
+    events: EventLog,
+    run_dir: Path,
+    meters: Meters,
+    observer: Observer,
+    local_devices: tuple[str, ...],
 ) -> loop.TrainingSummary:
     """The training that the config asks for."""
     config = backend.config
@@ -133,7 +142,12 @@ def _train(
         () if config.cluster.shared else local_devices,  # of a GPU that others use too
         counts_packages=backend.process_rank in config.topology.first_of_machines,
     )
-    trained = loop.train(backend, store, events, run_dir, meters.after_step, energy=energy)
+
+    def after_step(step: int) -> None:
+        meters.after_step(step)
+        observer.after_step(step)
+
+    trained = loop.train(backend, store, events, run_dir, after_step, energy=energy)
     if config.stop_at_target:  # it may have ended before its last step
         meters.read()
     if config.keep_predictions:
@@ -207,7 +221,7 @@ def _record(
     backend: Backend,
     config: RunConfig,
     trained: loop.TrainingSummary | None,
-    gpus: list[GpuState],
+    observer: Observer,
     *,
     cores: int,
     bound_to: str | None,
@@ -243,7 +257,7 @@ def _record(
                 if package in sys.modules
             },
         },
-        gpus=gpus,
+        observed=observer.observed(backend, description),
         gradients=description.gradients,
     )
 
