@@ -17,7 +17,7 @@ from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
+from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line, pluralize
@@ -85,7 +85,7 @@ def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) ->
         study = build_study(options, RunOptions.of({n: value for n, value in values.items() if n not in own}))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
-    return study, out, options
+    return study.changed(commands=(hint("compare", *context.meta[AS_TYPED]),)), out, options
 
 
 def make_runs(study: Study, out: Path, options: StudyOptions) -> None:

@@ -280,7 +280,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
-            f"{figure(result.first_step_seconds)} s; {result.wall_seconds:.1f} s in all"
+            f"{figure(result.first_step_seconds)} s; {figure(result.wall_seconds)} s in all"
         )
     if result.achieved_flops and result.achieved_bandwidth:
         share = result.model_flops_utilization

@@ -1,4 +1,4 @@
-"""The fairness checks of what processes were seen to have: threads, cores, niceness, input threads and variables."""
+"""The fairness checks of what processes were seen to have: modules, threads, cores, niceness and variables."""
 
 from __future__ import annotations
 
@@ -95,7 +95,44 @@ def shown_variables(found: Sequence[Any]) -> list[Any]:
     return [shown(value) for value in found]
 
 
+def model_modules(result: RunResult) -> Any:
+    """File -> sha256 of the modules around a custom model; results of older releases have that of the model alone."""
+    return (result.settings or {}).get("model_modules", NOT_KNOWN)
+
+
+def same_modules(results: Sequence[RunResult], found: Sequence[Any], values: Values) -> Outcome:
+    """Compare the files that several have: each framework may import files of its own."""
+    differ = bool(_differing_files(found))
+    return Outcome(equal=not differ and len({value == NOT_KNOWN for value in found}) == 1, is_reason=differ)
+
+
+def _differing_files(found: Sequence[Any]) -> list[str]:
+    known = [value for value in found if isinstance(value, dict)]
+    files = sorted({file for digests in known for file in digests})
+    return [file for file in files if len({digests[file] for digests in known if file in digests}) > 1]
+
+
+def shown_modules(found: Sequence[Any]) -> list[Any]:
+    """The files that differ, with their checksums."""
+    files = _differing_files(found)
+
+    def shown(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return NOT_KNOWN
+        return ", ".join(f"{file} {value[file][:12]}" for file in files if file in value) or "the same"
+
+    return [shown(value) for value in found]
+
+
 OBSERVED = {
+    "modules of the model": FairnessCheck(
+        model_modules,
+        Changes.LEARNING,
+        "use the same version of all files that the model imports from its folder",
+        compare=same_modules,
+        over_rounds=True,
+        shown=shown_modules,
+    ),
     "threads": FairnessCheck(
         observed_count("threads"),
         Changes.SPEED,

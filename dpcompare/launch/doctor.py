@@ -351,9 +351,10 @@ def trial(
                 )
             return Finding(name=name, status="problem", found=found, remedy=remedy)
     how = " (emulated)" if result.emulated else ""
+    took = "" if result.wall_seconds is None else f", {result.wall_seconds:.0f} s"
     return Finding(
         name=name,
         status="ok",
         found=f"works on {pluralize(result.num_replicas, f'{result.device_type} replica')}{how}, "
-        f"collectives by {result.collective}, {result.wall_seconds:.0f} s{''.join(f'; {line}' for line in said)}",
+        f"collectives by {result.collective}{took}{''.join(f'; {line}' for line in said)}",
     )

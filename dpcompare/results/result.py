@@ -99,6 +99,11 @@ class NodeRecord(BaseModel):
     """The load of its machine, at the first of several nodes of one machine; None if it is not known."""
 
 
+def _not_negative(seconds: float | None) -> float | None:
+    """None in the place of a duration that two clocks made negative."""
+    return seconds if seconds is not None and seconds >= 0 else None
+
+
 class RunResult(BaseModel):
     """result.json. Keys keep their meaning from release to release; figures are None where nothing was measured."""
 
@@ -176,13 +181,15 @@ class RunResult(BaseModel):
     """The same of its memory."""
     peak_source: str | None = None
     """What the peak of operations is, and who says so."""
-    time_to_first_step_seconds: Finite | None = None
-    """From the start of the launch until the last process has finished its first step."""
+    time_to_first_step_seconds: Annotated[Finite | None, AfterValidator(_not_negative)] = None
+    """From the start of the launch until the last process has finished its first step; None where clocks contradict
+    each other."""
     first_step_seconds: Measured | None = None
     """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
     started_at: AwareDatetime | None = None
     """When the last attempt was launched, in universal time; None in 0.1.0."""
-    wall_seconds: Finite
+    wall_seconds: Annotated[Finite | None, AfterValidator(_not_negative)]
+    """From the launch of the last attempt to its end; None where the clock was set back meanwhile."""
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
     train_loss: list[Finite | None] = []

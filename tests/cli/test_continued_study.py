@@ -67,6 +67,12 @@ def test_what_has_changed_is_refused_or_accepted(begun, changes, said):
     assert said in accepted.stderr
 
 
+def test_the_command_that_continued_it_is_kept(begun):
+    folder, _ = begun()
+    assert invoke("compare", "--resume", folder, "--repeats", 3).code == 0
+    assert Study.load(folder).commands == (f"dpcompare compare --resume {folder} --repeats 3",)
+
+
 def test_a_finished_study_is_only_shown(begun):
     folder, _ = begun(repeats=1, nodes=on("elsewhere"))
     assert invoke("compare", "--resume", folder).code == 0

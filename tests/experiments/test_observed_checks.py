@@ -95,6 +95,18 @@ def test_a_variable_of_one_process_alone_is_kept():
     assert OtherVariables.of([]) is None
 
 
+def modules(**digests):
+    return result(settings={"model_modules": {f"{name}.py": digest * 64 for name, digest in digests.items()}})
+
+
+def test_another_helper_of_the_model_is_named():
+    sheet = compare([modules(net="a", layers="b"), modules(net="a", layers="c")])
+    (row,) = (row for row in sheet.rows if row.reason)
+    assert (row.setting, row.values) == ("modules of the model", ["layers.py bbbbbbbbbbbb", "layers.py cccccccccccc"])
+    # Each framework has a file of its own; an older release says nothing.
+    assert compare([modules(net="a", torch="b"), modules(net="a", keras="c"), result()]).verdict == "COMPARABLE"
+
+
 def test_the_variables_may_be_what_a_study_is_about():
     sides = [ran(variables=variables(LD_PRELOAD="1a")), ran(variables=variables())]
     assert compare(sides, subject=["other environment variables"]).verdict == "COMPARABLE"

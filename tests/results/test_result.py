@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpcompare.errors import OtherFormatError, RequestError
+from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
@@ -39,6 +40,29 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.joules_per_image is None
     assert result.peak_memory_bytes.max_process == 20
     assert result.peak_memory_bytes.total == 30
+
+
+def test_what_clocks_contradict_is_not_known(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    before = [replace(event, time=event.time - 3600) for rank in range(2) for event in events(rank)]
+    result = aggregated(config, tmp_path, before)
+    assert result.time_to_first_step_seconds is None
+    assert result.first_step_seconds == 1.0
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path) == result
+    set_back = aggregate(
+        config, tmp_path, LaunchEnd(status="completed", error=None, started_at=STARTED_AT, ended_at=STARTED_AT - 60)
+    )
+    assert set_back.wall_seconds is None
+
+
+@pytest.mark.parametrize("figure", ["time_to_first_step_seconds", "wall_seconds"])
+def test_a_negative_duration_of_another_release_is_none(config, tmp_path, figure):
+    aggregated(config, tmp_path, events(0) + events(1)).save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(content | {figure: -3600.0}))
+    assert getattr(RunResult.load(tmp_path), figure) is None
 
 
 def test_energy_is_that_of_the_measured_steps(config, tmp_path):
