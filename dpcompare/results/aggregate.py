@@ -15,7 +15,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.results.attempts import History, ProcessRecord, Status
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.computed import Computed, Evaluation, reached, utilization_figures
-from dpcompare.results.events import Evaluated, read_events
+from dpcompare.results.events import Evaluated, Event, Started, read_events
 from dpcompare.results.observed import OtherVariables
 from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
@@ -53,7 +53,8 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         RequestError: the files are those of another version of dpcompare.
     """
     history = history or History.load(run_dir)
-    processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
+    events = read_events(run_dir, config.topology.num_processes)
+    processes = series_of_trainers(config, events)
     records = [
         read_document(ProcessRecord, path, kind="the record of a process", expected="a run directory")
         for rank in range(config.topology.num_processes)
@@ -62,13 +63,15 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
     before = history.evaluations
     evaluations = before + [new for new in _evaluations(processes) if not before or new.step > before[-1].step]
     status, error = end.status, end.error
-    if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
-        status, error = "failed", problem
+    if status == "completed":
+        problem = _mixture(events, records) or _contradiction(config, processes, records, evaluations)
+        status, error = ("failed", problem) if problem else (status, error)
     speeds = speed_figures(config, processes)
     device_names = [name for record in records for name in record.device_names]
     return RunResult(
         status=status,
         error=error,
+        attempt_id=records[0].attempt_id if records else None,
         **_asked(config),
         device_names=device_names,
         collective=records[0].collective if records else None,
@@ -241,6 +244,13 @@ def _num_steps(
         if found := reached(judged, config.target_accuracy):
             return found.step
     return config.workload.total_steps(num_train)
+
+
+def _mixture(events: Sequence[Event], records: Sequence[ProcessRecord]) -> str | None:
+    """What shows that files of several attempts lie together."""
+    begun = {event.attempt_id for event in events if isinstance(event, Started)}
+    ids = sorted(str(each) for each in begun | {record.attempt_id for record in records})
+    return f"its events and records are of several attempts: {', '.join(ids)}" if len(ids) > 1 else None
 
 
 def _contradiction(

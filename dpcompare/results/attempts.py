@@ -22,6 +22,8 @@ class ProcessRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    attempt_id: str | None = None
+    """As the event has it with which the process began."""
     process_rank: Count
     node_rank: Count
     local_rank: Count

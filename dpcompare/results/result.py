@@ -115,6 +115,9 @@ class RunResult(BaseModel):
     status: Status
     first_step: Count = 0
     """Steps made before the last attempt, whose timings these are; 0 where there was only one."""
+    attempt_id: str | None = None
+    """A random number of the last attempt, which its events and the records of its processes have too; None in results
+    of older releases, and of a generated script."""
     attempts: list[Attempt] = []
     """Earlier attempts."""
     error: str | None = None

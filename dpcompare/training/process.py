@@ -24,7 +24,7 @@ from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
 from dpcompare.results.attempts import ProcessRecord
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
-from dpcompare.results.run_dir import attempt_config_path, log_path
+from dpcompare.results.run_dir import attempt_config_path, log_path, read_attempt_id
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.cores import CoresMeter, CoresUsed, bind, near_cores
 from dpcompare.system.devices import available_cores
@@ -69,7 +69,10 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     local_devices = _local_devices(config, node_rank, local_rank)
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
-    events.append(Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, **place))
+    attempt_id = read_attempt_id(run_dir)
+    events.append(
+        Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, attempt_id=attempt_id, **place)
+    )
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
     cores = available_cores()
     try:
@@ -86,7 +89,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         else:
             trained = _train(backend, events, run_dir, meters, observer, local_devices)
         record = _record(backend, config, trained, observer, cores=cores, bound_to=bound_to, **place)
-        seen = {"cores_used": meters.cores_used, "gpus": meters.gpus, "variables": variables}
+        seen = {"cores_used": meters.cores_used, "gpus": meters.gpus, "variables": variables, "attempt_id": attempt_id}
         record.model_copy(update=seen).save(run_dir)
         backend.teardown()
     except BaseException as error:  # also SystemExit, with which a model may end its process

@@ -11,7 +11,7 @@ from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
 from dpcompare.system.machine import Machine
-from tests.support.events import trained
+from tests.support.events import started, trained
 from tests.support.recorded import STARTED_AT, aggregated, events, record, recorded_config
 
 
@@ -166,6 +166,19 @@ def test_processes_that_contradict_each_other_fail_the_run(config, tmp_path, cha
     assert result.status == "failed"
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(result.error)
+
+
+@pytest.mark.parametrize(
+    ("begun", "recorded", "status"),
+    [("aa", ("aa", "aa"), "completed"), ("aa", ("aa", "bb"), "failed"), ("bb", ("aa", "aa"), "failed")],
+)
+def test_files_of_two_attempts_fail_the_run(config, tmp_path, begun, recorded, status):
+    for rank, attempt_id in enumerate(recorded):
+        record(rank, attempt_id=attempt_id).save(tmp_path)
+    first = [started(process_rank=rank, node_rank=rank, attempt_id=begun) for rank in range(2)]
+    result = aggregated(config, tmp_path, [*first, *events(0), *events(1)])
+    assert (result.status, result.attempt_id) == (status, "aa")
+    assert ("several attempts: aa, bb" in (result.error or "")) is (status == "failed")
 
 
 def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
