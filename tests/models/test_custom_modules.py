@@ -25,32 +25,32 @@ def write(folder, **files):
 
 
 def test_a_helper_is_part_of_the_model(folder):
-    write(folder, mine="import helper", helper="", unused="")
-    before = module_digests("mine:net")
-    assert sorted(before) == ["helper.py", "mine.py"]
-    assert before["mine.py"] == source_sha256("mine:net")
-    assert changed_modules("mine:net", before) == []
-    write(folder, helper="x = 1")
-    assert changed_modules("mine:net", before) == ["helper.py"]
-    (folder / "helper.py").unlink()
-    assert changed_modules("mine:net", before) == ["helper.py"]
+    write(folder, net_of_folder="import helper_of_folder", helper_of_folder="", unused="")
+    before = module_digests("net_of_folder:net")
+    assert sorted(before) == ["helper_of_folder.py", "net_of_folder.py"]
+    assert before["net_of_folder.py"] == source_sha256("net_of_folder:net")
+    assert changed_modules("net_of_folder:net", before) == []
+    write(folder, helper_of_folder="x = 1")
+    assert changed_modules("net_of_folder:net", before) == ["helper_of_folder.py"]
+    (folder / "helper_of_folder.py").unlink()
+    assert changed_modules("net_of_folder:net", before) == ["helper_of_folder.py"]
 
 
 def test_a_package_is_taken_as_a_whole(folder):
-    write(folder, own__nets__deep="from own import layers", own__layers="", other="")
-    for package in ("own", "own/nets"):
+    write(folder, pkg_of_folder__nets__deep="from pkg_of_folder import layers", pkg_of_folder__layers="", other="")
+    for package in ("pkg_of_folder", "pkg_of_folder/nets"):
         (folder / package / "__init__.py").touch()
-    found = module_digests("own.nets.deep:net")
+    found = module_digests("pkg_of_folder.nets.deep:net")
     assert sorted(found) == ["__init__.py", "layers.py", "nets/__init__.py", "nets/deep.py"]
-    assert sorted(module_digests("own.nets:net")) == sorted(found)
+    assert sorted(module_digests("pkg_of_folder.nets:net")) == sorted(found)
 
 
 def test_what_is_installed_below_the_folder_is_left_out(folder, monkeypatch):
     installed = folder / "env" / "lib" / "site-packages"
     write(installed, installed_package="")
     monkeypatch.syspath_prepend(installed)
-    write(folder, mine="import installed_package")
-    assert list(module_digests("mine:net")) == ["mine.py"]
+    write(folder, net_of_folder="import installed_package")
+    assert list(module_digests("net_of_folder:net")) == ["net_of_folder.py"]
     assert module_digests("installed_package:net") == {}
 
 
