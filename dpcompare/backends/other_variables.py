@@ -22,6 +22,8 @@ DIGITS = 8
 
 HARMLESS_NAMES = frozenset({
     # Terminals, shells and desktops: a study may be continued from another one.
+    *("APPDIR", "APPIMAGE", "CHROME_DESKTOP", "DEBUGINFOD_URLS", "HOSTTYPE", "LOADEDMODULES", "LSCOLORS", "MACHTYPE"),
+    *("MODULEPATH", "MOTD_SHOWN", "MPLBACKEND", "OSTYPE", "_LMFILES_"),
     *("_", "COLORFGBG", "COLORTERM", "COLUMNS", "CLICOLOR", "CLICOLOR_FORCE", "DESKTOP_SESSION", "DISPLAY"),
     *("EDITOR", "FORCE_COLOR", "HOST", "HOSTNAME", "IFS", "INSIDE_EMACS", "LANG", "LANGUAGE", "LESS", "LESSCLOSE"),
     *("LESSOPEN", "LINES", "LOGNAME", "LS_COLORS", "MAIL", "MANPATH", "NO_COLOR", "OLDPWD", "PAGER", "PATH"),
@@ -40,6 +42,7 @@ HARMLESS_NAMES = frozenset({
     *WITHOUT_EFFECT,
 })  # fmt: skip
 HARMLESS_PREFIXES = (
+    *("ELECTRON_", "GIO_", "GJS_", "GSETTINGS_", "GSM_", "IPYTHON", "LMOD", "PYDEVD_", "SNAP"),
     *("ALACRITTY_", "BASH", "BUILD_", "CONDA", "DBUS_", "DPCOMPARE_", "FISH_", "GDM", "GHOSTTY_", "GIT_", "GITHUB_"),
     *("GITLAB_", "GNOME_", "GPG_", "GTK_", "HIST", "ITERM_", "JENKINS_", "JPY_", "JUPYTER", "KDE_", "KITTY_"),
     *("KONSOLE_", "KUBERNETES_", "LC_", "LSB_", "NVM_", "OMPI_", "PBS_", "PIP_", "PMIX_", "PMI_", "PYTEST_", "QT_"),

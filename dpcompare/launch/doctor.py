@@ -19,6 +19,7 @@ from dpcompare._version import __version__
 from dpcompare.backends.availability import installed_versions, require_framework
 from dpcompare.backends.cuda_wheels import Code, code_for, compiled_for, cuda_problem, cuda_wheels_of, gpus_seen
 from dpcompare.backends.description import speed_variables, withheld_variables
+from dpcompare.backends.other_variables import other_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
@@ -116,7 +117,9 @@ def _environment() -> Finding:
     )
     withheld = withheld_variables()
     not_recorded = f"; not recorded, since they look like secrets: {', '.join(withheld)}" if withheld else ""
-    return Finding(name="environment, as recorded", status="ok", found=f"{recorded}{not_recorded}")
+    others = other_variables(os.environ, key="")
+    by_digest = f"; by name and a digest of the value: {', '.join(others)}" if others else ""
+    return Finding(name="environment, as recorded", status="ok", found=f"{recorded}{by_digest}{not_recorded}")
 
 
 def _cores() -> Finding:
