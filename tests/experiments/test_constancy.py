@@ -3,9 +3,15 @@
 import pytest
 
 from dpcompare.config.placement import Placement
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import collect
 from dpcompare.experiments.constancy import rounds_in_words
+from dpcompare.experiments.study import Study
+from tests.support import studies
 from tests.support.arms import FAST, SLOW, compared, runs
+from tests.support.command import invoke
 from tests.support.constancy import changed_rounds, on
+from tests.support.results import result
 
 OLD, NEW = {"torch": "2.13.0", "numpy": "2.4.6"}, {"torch": "2.14.1", "numpy": "2.4.6"}
 VERSIONS, MACHINE = "versions within an arm", "machine within an arm"
@@ -33,6 +39,25 @@ def test_an_upgrade_between_rounds_is_named_with_its_rounds():
         "versions within an arm: torch ddp 2x1 had torch 2.13.0 in rounds 1 to 3, 2.14.1 in rounds 4 to 6; measure all "
         "rounds of an arm with the same versions: start a new study after an upgrade"
     ]
+
+
+def test_a_copied_study_with_an_upgrade_in_it_is_not_compared(tmp_path):
+    asked = Study(arms=tuple(studies.arm(name=name, mode="ddp", nodes=2) for name in "ab"), repeats=6)
+    asked.save(tmp_path)
+    for number in asked.rounds:
+        for each, speeds in zip(asked.arms, (FAST, SLOW), strict=True):
+            folder = asked.run_dir(tmp_path, number, each)
+            folder.mkdir(parents=True)
+            nodes = on("here", versions=NEW)
+            result("torch", "ddp", images_per_second=speeds[number - 1], versions=NEW, nodes=nodes).save(folder)
+    assert analyse(collect([tmp_path])).claims[0].outcome == "faster"
+    for number in (1, 2, 3):
+        file = asked.run_dir(tmp_path, number, asked.arms[0]) / "result.json"
+        file.write_text(file.read_text().replace("2.14.1", "2.13.0"))
+    shown = analyse(collect([tmp_path]))
+    assert (shown.claims[0].outcome, shown.verdict) == ("NOT COMPARABLE", "NOT COMPARABLE")
+    assert "versions within an arm: a had torch 2.13.0 in rounds 1 to 3, 2.14.1 in rounds 4 to 6" in shown.reasons[0]
+    assert "2.13.0 in rounds 1 to 3" in invoke("report", tmp_path, "--full").stdout
 
 
 def test_an_upgrade_of_one_node_is_found():
