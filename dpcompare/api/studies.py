@@ -171,14 +171,20 @@ class Study:
         require_type(subject, (list, tuple), "subject")
         return Report(analyse(collect([self.path], tuple(subject))))
 
-    def resume(self, *, rounds: int | None = None, retry_failed: bool = False) -> Study:
+    def resume(self, *, rounds: int | None = None, retry_failed: bool = False, accept_changed: bool = False) -> Study:
         """Make the runs that are missing, as `dpcompare compare --resume` does.
 
         Args:
             rounds: more than it had; default: as many.
             retry_failed: whether failed runs are repeated.
+            accept_changed: whether it continues though versions or the machine are not those of its last rounds; its
+                arms are then NOT COMPARABLE.
+
+        Raises:
+            RequestError: it cannot go on, or versions or the machine have changed; nothing was started.
         """
-        return _made({"resume": self.path, "repeats": rounds, "retry_failed": retry_failed})
+        options = {"repeats": rounds, "retry_failed": retry_failed, "accept_changed": accept_changed}
+        return _made({"resume": self.path, **options})
 
     def __repr__(self) -> str:
         described = f"{pluralize(len(self.arms), 'arm')}, {pluralize(self.plan.repeats, 'round')}"

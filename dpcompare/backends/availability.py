@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -41,6 +42,33 @@ def _versions(framework: str, packages: Iterable[str], python: str) -> list[str]
         return [version(package) for package in packages]
     code = "import sys\nfrom importlib.metadata import version\nprint(*map(version, sys.argv[1:]))"
     return _answer(framework, python, code, packages).split()
+
+
+# Runs in the interpreter of a framework: versions without importing it.
+_ASK_VERSIONS = """
+import json, sys
+from importlib import metadata
+versions = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        for other in metadata.packages_distributions().get(name, [])[:1]:
+            versions[name] = metadata.version(other)
+print(json.dumps(versions))
+"""
+
+
+def installed_versions(framework: str, packages: Sequence[str], python: str = sys.executable) -> dict[str, str]:
+    """`python` and those of some packages that are installed for an interpreter -> their versions; nothing is imported.
+
+    A package may come from a distribution of another name, such as tensorflow-cpu.
+
+    Raises:
+        RequestError: there is no such interpreter.
+    """
+    answer: dict[str, str] = json.loads(_answer(framework, python, _ASK_VERSIONS, packages))
+    return answer
 
 
 def _answer(framework: str, python: str, code: str, arguments: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
-from dpcompare.models.custom import source_sha256
+from dpcompare.models.custom import module_digests, source_sha256
 from dpcompare.models.state import Gradients
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.secrets import is_secret
@@ -124,6 +124,10 @@ class Description:
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
     gradients: Gradients | None = None
     """The gradients of a replica; None if they are not known."""
+    threads: int | None = None
+    """Threads that compute, as the framework says when training is done; None where it does not."""
+    threads_asked: int | None = None
+    """Those that the backend asked it for."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 
@@ -152,6 +156,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "optimizer": {"name": workload.optimizer, **OPTIMIZERS[workload.optimizer].constants},
         "batchnorm_epsilon": "of the model" if custom else model_of(workload.model).batchnorm_epsilon,
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
+        "model_modules": module_digests(workload.model) if custom else {},
         "dropout": _drop_rate(workload, "dropout"),
         "stochastic_depth": _drop_rate(workload, "stochastic depth"),
         "tf32": config.allows_tf32,

@@ -96,6 +96,10 @@ class StudyOptions:
     )
     skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
     retry_failed: bool = option(is_flag=True, help="In a resumed study, run the failed runs again.")
+    accept_changed: bool = option(
+        is_flag=True,
+        help="Continue a study although versions or the machine have changed; its arms are then NOT COMPARABLE.",
+    )
     autotune: bool = option(
         is_flag=True, help="First find the fastest settings of arms with --profile native on this machine."
     )

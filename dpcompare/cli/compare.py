@@ -17,7 +17,7 @@ from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
+from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line, pluralize
@@ -85,16 +85,27 @@ def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) ->
         study = build_study(options, RunOptions.of({n: value for n, value in values.items() if n not in own}))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
-    return study, out, options
+    return study.changed(commands=(hint("compare", *context.meta[AS_TYPED]),)), out, options
 
 
 def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
-    """Make all runs of a study that are not there yet."""
+    """Make all runs of a study that are not there yet.
+
+    Raises:
+        RequestError: versions or the machine are not those of its last rounds, and that was not accepted.
+    """
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.autotune import tuned
+    from dpcompare.experiments.resumed import changes_since, refuse
     from dpcompare.experiments.study import hold, open_study
     from dpcompare.experiments.study_runs import set_failed_aside
 
+    changes = changes_since(study, out, retry_failed=options.retry_failed)
+    if options.accept_changed:
+        for change in changes:
+            click.echo(f"accepted, so that arms are NOT COMPARABLE: {change}", err=True)
+    else:
+        refuse(changes)
     study = prepared(study)
     with _interruption_reported(out, options), hold(out):
         if options.autotune:
@@ -130,7 +141,8 @@ def _go_on(out: Path, options: StudyOptions) -> str:
     """The command that continues a study; rounds that were being added are added until the same end."""
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
-    return hint("compare", "--resume", out, *until, *budget)
+    accepted = ("--accept-changed",) if options.accept_changed else ()
+    return hint("compare", "--resume", out, *until, *budget, *accepted)
 
 
 def _causes(failed: Sequence[RunResult]) -> str:

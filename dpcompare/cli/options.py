@@ -262,8 +262,17 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
 """Title -> names of options, both in the order in which they are shown."""
 
 
+AS_TYPED = "dpcompare.typed"
+"""Where the context of a GroupedCommand has its arguments as they were typed."""
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows its own options first, and those of a run in groups."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, and keep them as they were typed."""
+        context.meta[AS_TYPED] = tuple(args)
+        return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options into the help."""

@@ -320,7 +320,7 @@ class StudyProgress(Watcher):
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         # As the table has it at the end.
         speed = f"{result.compared_speed:.1f} images/s" if result.compared_speed else "no speed measured"
-        what = f"{speed} in {result.wall_seconds:.0f} s"
+        what = speed if result.wall_seconds is None else f"{speed} in {result.wall_seconds:.0f} s"
         if result.status == "failed":
             what = f"FAILED: {in_one_line(result.error)}"
         self._finished(f"round {number}: {arm.name}: {what}")

@@ -165,6 +165,8 @@ def _print_figures(comparison: Comparison) -> None:
     """Every figure of every arm, and a sentence per pair."""
     from dpcompare.report.text import figure_lines
 
+    for machine in comparison.machines:
+        print_sentence(f"machine: {machine}", indent=2)
     if len(comparison.arms) > 1:
         print_sentence(f"all arms together: {comparison.summary}")
     for line in figure_lines(comparison, stdout_console().width):
@@ -280,7 +282,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
-            f"{figure(result.first_step_seconds)} s; {result.wall_seconds:.1f} s in all"
+            f"{figure(result.first_step_seconds)} s; {figure(result.wall_seconds)} s in all"
         )
     if result.achieved_flops and result.achieved_bandwidth:
         share = result.model_flops_utilization

@@ -152,7 +152,7 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
 
 
 _ALLOWED_WITH_RESUME = frozenset(
-    {"resume", "repeats", "until", "budget", "retry_failed", "dry_run", "as_json", "python"}
+    {"resume", "repeats", "until", "budget", "retry_failed", "accept_changed", "dry_run", "as_json", "python"}
 )
 """Options that are allowed with --resume: the study itself has the others."""
 
@@ -170,8 +170,8 @@ def resumed_study(
         known: framework -> interpreter, of --python or made by `dpcompare setup`.
 
     Raises:
-        RequestError: there is none, options were given or left out that would make it another one, or it names an
-            interpreter of somebody else.
+        RequestError: there is none, options were given or left out that would make it another one, it names an
+            interpreter of somebody else, or --python or a variable names another one than it uses.
     """
     from dpcompare.experiments.study import Study
 
@@ -192,7 +192,9 @@ def resumed_study(
             "--resume: the study was adding rounds until its intervals are narrow; give --until PERCENT (and --budget) "
             "again, or it would end here, as another look at its claims"
         )
+    named = named_interpreters(context.params["python"])
     for arm in study.arms:
+        _require_same_interpreter(arm.config, named)
         require_trusted_interpreter(
             arm.config.python, arm.config.framework, known, named_by=f"--resume: arm {arm.name}"
         )
@@ -200,3 +202,15 @@ def resumed_study(
     arms = tuple(arm.changed(config=arm.config.without_inputs()) for arm in study.arms)
     repeats = max(study.repeats, repeats)
     return study.changed(arms=arms, repeats=repeats, adding=adding, dpcompare_version=__version__)
+
+
+def _require_same_interpreter(config: RunConfig, named: Mapping[str, str]) -> None:
+    """Refuse an interpreter that is named and would not be used, since the study has its own."""
+    python = named.get(config.framework, config.python)
+    # Not by what they resolve to: interpreters of several environments are links to one.
+    if Path(python).absolute() != Path(config.python).absolute():
+        raise RequestError(
+            f"--resume: received the interpreter {python!r} for {config.framework}, from --python or "
+            f"DPCOMPARE_{config.framework.upper()}_PYTHON, but the study uses {config.python!r} in all of its rounds; "
+            "expected the same or none: leave it out, or start a new study with it"
+        )

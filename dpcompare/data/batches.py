@@ -20,6 +20,8 @@ from dpcompare.system.type_names import FrameworkArray
 
 PREFETCH_DEPTH = 2
 """Batches prepared ahead: one in transfer, one waiting."""
+INPUT_THREAD = "prefetch"
+"""The name of the threads that prepare them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +194,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], num_thr
 
     for _ in range(PREFETCH_DEPTH + num_threads - 1):
         places.put(None)
-    threads = [threading.Thread(target=work, name="prefetch", daemon=True) for _ in range(num_threads)]
+    threads = [threading.Thread(target=work, name=INPUT_THREAD, daemon=True) for _ in range(num_threads)]
     for thread in threads:
         thread.start()
     try:

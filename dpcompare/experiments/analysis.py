@@ -13,6 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
+from dpcompare.experiments.constancy import ArmRounds
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import (
     SheetOf,
@@ -24,7 +25,7 @@ from dpcompare.experiments.learning import (
     time_to_accuracy,
 )
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
-from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
+from dpcompare.experiments.sentences import agreement_of, headline_of, machines_in_words, measured_in_words
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
@@ -60,6 +61,7 @@ def analyse(collection: Collection) -> Comparison:
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
     needed = max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms))
+    runs = [run for arm in present for run in arm.completed]
     headline = headline_of(claims, rows, needed=needed, is_partial=partial)
     return Comparison(
         partial=partial,
@@ -69,7 +71,8 @@ def analyse(collection: Collection) -> Comparison:
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
-        measured=measured_in_words([run for arm in present for run in arm.completed]),
+        measured=measured_in_words(runs),
+        machines=machines_in_words(runs),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),
         time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),
@@ -151,6 +154,7 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     sheet = fairness.compare(
         [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
     )
+    sheet.rows.extend(fairness.rows_within_arms(list(map(_rounds, arms))))
     sources = [arm.source for arm in arms for _ in arm.completed]
     if len(set(sources)) > 1:
         sheet.rows.append(
@@ -163,6 +167,15 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
             )
         )
     return sheet
+
+
+def _rounds(arm: ArmRuns) -> ArmRounds:
+    return ArmRounds(
+        name=arm.name,
+        numbers=arm.completed_rounds,
+        runs=arm.completed,
+        on_one_machine=arm.config.placement.row.simulated,
+    )
 
 
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:

@@ -182,10 +182,10 @@ def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | N
         if result is None:
             continue
         made.add((arm.name, number))
-        if result.status == "completed":
-            known.setdefault(arm.name, []).append(result.wall_seconds)
-        else:
+        if result.status != "completed":
             failed.add(arm.name)
+        elif result.wall_seconds is not None:
+            known.setdefault(arm.name, []).append(result.wall_seconds)
     total = 0.0
     for arm in study.arms:
         left = sum((arm.name, number) not in made for number in range(1, study.repeats + 1))

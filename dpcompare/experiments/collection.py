@@ -13,6 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
+from dpcompare.experiments.made_runs import attempts_of, replaced
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
 from dpcompare.experiments.study import Study, is_study
 from dpcompare.experiments.study_runs import disturbances
@@ -230,10 +231,11 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
         )
         for arm in study.arms
     }
+    made = attempts_of(study_dir)
     for number in range(1, study.repeats + 1):
         for position, arm in enumerate(study.order(number), start=1):
             run_dir = study.run_dir(study_dir, number, arm)
-            _add_round(arms[arm.name], number, run_dir)
+            _add_round(arms[arm.name], number, run_dir, made.get((number, arm.name)))
             arms[arm.name].positions.append(position)
             arms[arm.name].repeated += [_in_round(number, why) for why in disturbances(study, study_dir, number, arm)]
     for arm in study.arms:
@@ -246,8 +248,15 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
     return list(arms.values())
 
 
-def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
-    """The run of a round, where there is one; one that was interrupted is repeated, so it does not count."""
+def _add_round(arm: ArmRuns, number: int, run_dir: Path, attempt_id: str | None) -> None:
+    """The run of a round, where there is one; one that was interrupted is repeated, so it does not count.
+
+    Args:
+        arm: gets the run.
+        number: of the round.
+        run_dir: of the run.
+        attempt_id: of the attempt that the study has made; None where that is not known.
+    """
     result, failure, is_checked = None, None, True
     if (run_dir / RESULT_FILE).exists():
         try:
@@ -259,6 +268,7 @@ def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
         else:
             interrupted = result.status == "interrupted"
             failure, is_checked = (None, True) if interrupted else _checked_failure(result, run_dir)
+            failure = failure or (None if interrupted else replaced(result, attempt_id))
             result = None if interrupted else result
     arm.runs.append(None if failure else result)
     arm.run_dirs.append(str(run_dir) if result else "")

@@ -366,6 +366,8 @@ class Comparison(_Shown):
     subject: list[str]
     measured: str
     """Model, data, batch, precision and machine, where the arms share them."""
+    machines: list[str] = []
+    """A line for each machine: processor, memory, operating system and kernel; empty where no run has nodes."""
     headline: str
     learning: Learning | None
     """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
+from dpcompare.experiments.check_row import Differs, FairnessCheck
+from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
-    Differs,
-    FairnessCheck,
     changes_only_speed,
     names_that_change,
 )
@@ -131,14 +131,14 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
             equal = _equal(values, rounds if Differs.SEEDS in check.differs else None)
             outcome = Outcome(equal=equal, is_reason=not equal)
         else:
-            outcome = _outcome(name, check, results, all_values, rounds)
+            outcome = _outcome(name, check, results, all_values, None if check.over_rounds else rounds)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
         rows.append(
             Row(
                 setting=name,
-                values=values,
+                values=check.shown(values) if check.shown else values,
                 equal=outcome.equal and not reason,
                 reason=reason,
                 remedy=check.fix,
@@ -146,6 +146,32 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
             )
         )
     return Sheet(rows=rows)
+
+
+def rows_within_arms(arms: Sequence[ArmRounds]) -> list[Row]:
+    """A row for each of CONSTANTS: what has not stayed the same over the rounds of an arm is a reason.
+
+    Args:
+        arms: with their completed rounds, in the order of the results of the sheet.
+    """
+    rows = []
+    for setting, constant in CONSTANTS.items():
+        changes = {arm.name: changes_of(constant.facts(arm), arm.numbers) for arm in arms}
+        same = not any(changes.values())
+        rows.append(
+            Row(
+                setting=setting,
+                values=["; ".join(changes[arm.name]) or SAME_IN_ALL_ROUNDS for arm in arms for _ in arm.runs],
+                equal=same,
+                reason=not same,
+                remedy=constant.remedy,
+                detail=in_arms(changes),
+            )
+        )
+    return rows
+
+
+SAME_IN_ALL_ROUNDS = "the same in all rounds"
 
 
 def _outcome(
@@ -178,7 +204,7 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
     """Checks of a sheet by which its results learn something else, other than by rounding."""
     harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
-    reasons = [row.setting for row in sheet.rows if row.reason]
+    reasons = [row.setting for row in sheet.rows if row.reason and row.setting not in CONSTANTS]
     return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 

@@ -6,19 +6,13 @@ among them, since what was asked for is not always what is computed. Readers see
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from enum import Flag, auto
-
 from dpcompare._version import major_minor
 from dpcompare.config.setting import Changes
-from dpcompare.config.workload import WORKLOAD_SETTINGS
 from dpcompare.experiments import agreement as values
 from dpcompare.experiments.agreement import (
     TOLERANCES,
     Agreement,
     ByRounding,
-    Comparator,
-    Read,
     as_asked,
     in_few_steps_of_float64,
     in_float64,
@@ -28,68 +22,8 @@ from dpcompare.experiments.agreement import (
     same_batches,
     same_decisions,
 )
-
-
-class Differs(Flag):
-    """Between which arms a check differs by nature, so that this is not a reason against comparing them."""
-
-    NEVER = 0
-    SEEDS = auto()
-    """Rounds that have seeds of their own; within a round it is the same."""
-    DEVICES = auto()
-    """Several devices and one."""
-    SPLIT_BATCH = auto()
-    """More devices that share one global batch."""
-    EMULATION = auto()
-    """A mode that is imitated, and one device, which needs no imitation."""
-    GLOBAL_BATCH = auto()
-    """A global batch that grows with the devices."""
-    CLUSTERS = auto()
-    """Clusters of other machines and networks."""
-
-
-@dataclass(frozen=True)
-class FairnessCheck:
-    """One row of CHECKS."""
-
-    read: Read
-    """Its value in a result; None: it was not recorded."""
-    changes: Changes
-    """What two runs that differ in it may differ in. What a profile or a device makes of the arithmetic is compared by
-    the checks of that."""
-    fix: str = ""
-    """What to do about a difference; empty where it is a property of the framework or mode that is being compared."""
-    _: KW_ONLY
-    differs: Differs = Differs.NEVER
-    compare: Comparator | None = None
-    """Its own rule, where values may differ as asked for, or by rounding; None: they must be equal."""
-    depends_on: Changes = Changes.NOTHING
-    """The checks that change these must be equal for `compare` to expect equal values."""
-
-
-def workload_check(
-    name: str,
-    read: Read | None = None,
-    *,
-    off: str | None = None,
-    differs: Differs = Differs.NEVER,
-) -> FairnessCheck:
-    """The check of a field of the workload, which says itself what it changes.
-
-    Args:
-        name: of the field, and of the option that sets it.
-        read: where what was used is recorded; default: what was asked for.
-        off: its value where it is off, as results from before it was there have it too.
-        differs: as in FairnessCheck.
-    """
-    asked = read or values.workload_value(name)
-    return FairnessCheck(
-        (lambda result: asked(result) or off) if off else asked,
-        WORKLOAD_SETTINGS[name].changes,
-        f"use the same --{name.replace('_', '-')}",
-        differs=differs,
-    )
-
+from dpcompare.experiments.check_row import Differs, FairnessCheck, workload_check
+from dpcompare.experiments.observed_checks import OBSERVED
 
 UP_TO_FIRST_GRADIENT = Changes.FIRST_LOSS | Changes.FIRST_GRADIENT
 UP_TO_SECOND_LOSS = UP_TO_FIRST_GRADIENT | Changes.SECOND_LOSS
@@ -355,6 +289,7 @@ CHECKS: dict[str, FairnessCheck] = {
     "input threads per replica": FairnessCheck(
         values.setting_value("input_threads"), Changes.SPEED, "use the same --input-threads"
     ),
+    **OBSERVED,
     "steps per window of the clock": FairnessCheck(
         values.setting_value("steps_per_window"), Changes.SPEED, "use the same --steps-per-window"
     ),

@@ -21,6 +21,7 @@ from dpcompare.experiments.accuracy_statistics import (
     spread,
 )
 from dpcompare.experiments.chance import chance_in_words
+from dpcompare.experiments.check_row import Differs
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
@@ -31,7 +32,7 @@ from dpcompare.experiments.comparison import (
     TimeClaimRow,
     TimeToAccuracy,
 )
-from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
+from dpcompare.experiments.fairness_checks import names_that_change, names_that_differ
 from dpcompare.experiments.soundness import doubt_of, measured_time_to_target
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost

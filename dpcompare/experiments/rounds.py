@@ -8,9 +8,10 @@ from itertools import combinations, zip_longest
 import numpy as np
 
 from dpcompare.experiments import fairness
+from dpcompare.experiments.check_row import Differs
 from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows, Round, Scaling
-from dpcompare.experiments.fairness_checks import Differs, names_that_differ
+from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio

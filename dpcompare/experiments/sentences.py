@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
@@ -171,3 +172,16 @@ def _machine(run: RunResult) -> str:
         cores = (run.settings or {}).get("cores")
         return f"{f'{cores} CPU cores' if cores else 'CPU'}, devices simulated"
     return ", ".join(sorted({name.split(":")[0] for name in run.device_names}))
+
+
+def machines_in_words(runs: Sequence[RunResult]) -> list[str]:
+    """A line for each machine that they were made on, with the names of its hosts where there are several.
+
+    Results of older releases do not say what their machines were.
+    """
+    hosts: dict[str, list[str]] = {}
+    for node in (node for run in runs for node in run.nodes):
+        hosts.setdefault(node.machine.in_words if node.machine else f"machine {NOT_KNOWN}", []).append(node.host)
+    if len(hosts) == 1:
+        return [printable(words) for words in hosts]
+    return [printable(f"{', '.join(dict.fromkeys(names))}: {words}") for words, names in hosts.items()]

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
+from dpcompare.backends.other_variables import make_key
 from dpcompare.config.run import RunConfig
 from dpcompare.config.setting import Config
 from dpcompare.config.workload import Workload
@@ -99,6 +100,8 @@ class Study(Config):
     looks: tuple[int, ...] = ()
     """Rounds that it had, each time when its claims could be read and more were added: every such look makes those that
     follow stricter."""
+    commands: tuple[str, ...] = ()
+    """The command that it was begun with, then each that has continued it: the fields above may be edited."""
     adding: bool = False
     """Whether rounds are being added until intervals are narrow enough; nothing is claimed meanwhile."""
     stopped_by: str | None = None
@@ -187,6 +190,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
         study = _continued(there, study)
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
+        make_key(study_dir)
         study.save(study_dir)
     except OSError as error:
         raise RequestError(
@@ -195,13 +199,18 @@ def open_study(study: Study, study_dir: Path) -> Study:
     return study
 
 
+_MAY_BE_OTHERS = frozenset({
+    "dpcompare_version", "repeats", "subject", "tried", "looks", "commands", "adding", "stopped_by",
+})  # fmt: skip
+"""Fields in which what is asked for may differ from the study that is there."""
+
+
 def _require_same(there: Study, asked: Study, study_dir: Path) -> None:
     """Refuse to continue a study as another one."""
     differing = [
         name
         for name in Study.model_fields
-        if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
-        and getattr(there, name) != getattr(asked, name)
+        if name not in _MAY_BE_OTHERS and getattr(there, name) != getattr(asked, name)
     ]
     if major_minor(there.dpcompare_version) != major_minor(asked.dpcompare_version):
         differing.append(f"dpcompare version ({there.dpcompare_version})")
@@ -223,6 +232,7 @@ def _continued(there: Study, asked: Study) -> Study:
     return asked.changed(
         repeats=continued.repeats,
         looks=continued.looks,
+        commands=(*there.commands, *(command for command in asked.commands if command not in there.commands)),
         adding=there.adding and asked.adding,
         # More rounds than there were are not those that an earlier limit ended.
         stopped_by=there.stopped_by if asked.repeats <= there.repeats else None,

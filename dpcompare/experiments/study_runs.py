@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
+from dpcompare.experiments.made_runs import note
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import restored
 from dpcompare.launch.run import run
@@ -89,7 +90,14 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
     run_dir = study.run_dir(study_dir, number, arm)
     largest_batch = max(each.config.workload.global_batch_size for each in study.arms)
     config = restored(study.config_of(number, arm), largest_batch=largest_batch)
-    result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
+
+    def made() -> RunResult:
+        note(study_dir, number, arm.name, None)
+        result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
+        note(study_dir, number, arm.name, result)
+        return result
+
+    result = made()
     repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
     most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
     if result.status != "completed" or result.disturbed_by is None or repeated >= most:
@@ -98,7 +106,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
         return result
     watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
-    return _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
+    return made()
 
 
 def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:

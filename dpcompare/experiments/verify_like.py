@@ -18,7 +18,7 @@ from dpcompare.experiments.verify import Check
 from dpcompare.experiments.verify_groups import Contender, Group
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import model_of
-from dpcompare.models.custom import custom_model, source_sha256
+from dpcompare.models.custom import changed_modules, custom_model, source_sha256
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.python_environment import is_custom
@@ -81,6 +81,11 @@ def _require_same_model(config: RunConfig, result: RunResult) -> None:
         raise RequestError(
             f"--like: the file of the model {model} has changed since the run (sha256 {str(recorded)[:12]}, now "
             f"{found[:12]}); run it again, or bring the old file back"
+        )
+    if changed := changed_modules(model, result.settings.get("model_modules", {})):
+        raise RequestError(
+            f"--like: {', '.join(changed)}, which the model {model} imports, changed since the run; run it again, or "
+            "bring the old files back"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dpcompare.launch.supervise import followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.attempts import Status
 from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, LOGS_DIR, RESULT_FILE
+from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, ATTEMPT_ID_FILE, LOGS_DIR, RESULT_FILE
 from dpcompare.system.files import FolderWatch
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held
@@ -44,6 +45,7 @@ def make_attempt(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> Ru
     # From the first process to the last word: between two contexts that hold them a signal would cost the result.
     with signals_held(), ExitStack() as engine:
         try:
+            (run_dir / ATTEMPT_ID_FILE).write_text(secrets.token_hex(8))
             config.save(run_dir / ATTEMPT_CONFIG_FILE)
             outcome = _launched(config, run_dir, watched, engine)
             started_at = outcome.started_at or started_at  # not the time in a queue

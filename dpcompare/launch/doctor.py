@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from dpcompare._version import __version__
-from dpcompare.backends.availability import require_framework
+from dpcompare.backends.availability import installed_versions, require_framework
 from dpcompare.backends.cuda_wheels import Code, code_for, compiled_for, cuda_problem, cuda_wheels_of, gpus_seen
 from dpcompare.backends.description import speed_variables, withheld_variables
+from dpcompare.backends.other_variables import other_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
@@ -29,6 +29,7 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
 from dpcompare.system.commands import run_command
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
+from dpcompare.system.machine import this_machine
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import Deadline
 from dpcompare.system.terminal_text import pluralize
@@ -73,7 +74,7 @@ def diagnose(
         begins: called with what takes seconds, before it is done.
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
-    yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
+    yield Finding(name="system", status="ok", found=f"{this_machine().in_words}, Python {platform.python_version()}")
     yield _environment()
     yield _cores()
     yield from _limits()
@@ -116,7 +117,9 @@ def _environment() -> Finding:
     )
     withheld = withheld_variables()
     not_recorded = f"; not recorded, since they look like secrets: {', '.join(withheld)}" if withheld else ""
-    return Finding(name="environment, as recorded", status="ok", found=f"{recorded}{not_recorded}")
+    others = other_variables(os.environ, key="")
+    by_digest = f"; by name and a digest of the value: {', '.join(others)}" if others else ""
+    return Finding(name="environment, as recorded", status="ok", found=f"{recorded}{by_digest}{not_recorded}")
 
 
 def _cores() -> Finding:
@@ -153,32 +156,16 @@ def _limits() -> Iterator[Finding]:
     )
 
 
-# Runs in the interpreter of a framework: versions without importing it.
-_ASK = """
-import json, sys
-from importlib import metadata
-versions = {"python": sys.version.split()[0]}
-for name in sys.argv[1:]:
-    try:
-        versions[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
-"""
-
-
 def _framework(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Finding]:
     packages = FRAMEWORKS[framework].packages
     try:
-        answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
-        answer.check_returncode()
-        versions = json.loads(answer.stdout)
+        versions = installed_versions(framework, packages, python)
         wheels = cuda_wheels_of(python)
-    except (OSError, ValueError, subprocess.SubprocessError, RequestError) as error:
+    except (ValueError, RequestError) as error:
         yield Finding(
             name=framework,
             status="problem",
-            found=f"the interpreter {python!r} cannot be used: {error}",
+            found=str(error),
             remedy=f"`dpcompare setup --frameworks {framework}` makes one, or name one that holds "
             f"dpcompare[{framework}] with --python {framework}=PATH",
         )
@@ -367,9 +354,10 @@ def trial(
                 )
             return Finding(name=name, status="problem", found=found, remedy=remedy)
     how = " (emulated)" if result.emulated else ""
+    took = "" if result.wall_seconds is None else f", {result.wall_seconds:.0f} s"
     return Finding(
         name=name,
         status="ok",
         found=f"works on {pluralize(result.num_replicas, f'{result.device_type} replica')}{how}, "
-        f"collectives by {result.collective}, {result.wall_seconds:.0f} s{''.join(f'; {line}' for line in said)}",
+        f"collectives by {result.collective}{took}{''.join(f'; {line}' for line in said)}",
     )

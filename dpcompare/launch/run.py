@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
+from dpcompare.backends.other_variables import make_key
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.setting import require_one_line
 from dpcompare.data.sources import Progress
@@ -240,6 +241,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     prepared = prepare_inputs(config, data_progress)
     try:
         (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just started here
+        make_key(run_dir)
         prepared.save(run_dir / CONFIG_FILE)
     except OSError as error:
         raise RequestError(

@@ -7,8 +7,9 @@ from dataclasses import astuple, replace
 
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
+from dpcompare.experiments.check_row import Differs
 from dpcompare.experiments.collection import Collection
-from dpcompare.experiments.fairness_checks import Differs, names_that_differ
+from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import (
     MOST_ASKED_FOR,

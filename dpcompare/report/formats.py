@@ -144,7 +144,9 @@ def as_json(comparison: Comparison) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     """What was measured, the headline, a line per arm, every claim, and the reasons of the fairness sheet."""
-    lines = ["# dpcompare", "", escaped(comparison.measured), "", f"**{escaped(comparison.headline)}**", ""]
+    lines = ["# dpcompare", "", escaped(comparison.measured), ""]
+    lines += [line for machine in comparison.machines for line in (escaped(machine), "")]
+    lines += [f"**{escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]
     lines += ["|" + "|".join("---" if column.is_text else "--:" for column in shown.values()) + "|"]

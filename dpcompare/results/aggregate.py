@@ -17,7 +17,8 @@ from dpcompare.results.attempts import History, ProcessRecord, Status
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.computed import Computed, Evaluation, reached, utilization_figures
 from dpcompare.results.decisions import Decisions, contradiction_of
-from dpcompare.results.events import Evaluated, read_events
+from dpcompare.results.events import Evaluated, Event, Started, read_events
+from dpcompare.results.observed import OtherVariables
 from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
@@ -54,7 +55,8 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         RequestError: the files are those of another version of dpcompare.
     """
     history = history or History.load(run_dir)
-    processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
+    events = read_events(run_dir, config.topology.num_processes)
+    processes = series_of_trainers(config, events)
     records = [
         read_document(ProcessRecord, path, kind="the record of a process", expected="a run directory")
         for rank in range(config.topology.num_processes)
@@ -63,13 +65,15 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
     before = history.evaluations
     evaluations = before + [new for new in _evaluations(processes) if not before or new.step > before[-1].step]
     status, error = end.status, end.error
-    if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
-        status, error = "failed", problem
+    if status == "completed":
+        problem = _mixture(events, records) or _contradiction(config, processes, records, evaluations)
+        status, error = ("failed", problem) if problem else (status, error)
     speeds = speed_figures(config, processes)
     device_names = [name for record in records for name in record.device_names]
     return RunResult(
         status=status,
         error=error,
+        attempt_id=records[0].attempt_id if records else None,
         **_asked(config),
         device_names=device_names,
         collective=records[0].collective if records else None,
@@ -88,6 +92,8 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         computed=_computed(config, processes, records, evaluations),
         decisions=_decisions(processes),
         gradients=records[0].gradients if records else None,
+        observed=[record.observed for record in records if record.observed and record.computed],
+        variables=OtherVariables.of([record.variables for record in records]),
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),
@@ -171,6 +177,7 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
             device_names=[name for record in local for name in record.device_names],
             versions=local[0].versions,
             gpus=[gpu for record in local for gpu in record.gpus],
+            machine=local[0].machine,
             bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
             load=loads.get(rank),
         )
@@ -257,6 +264,13 @@ def _num_steps(
         if found := reached(judged, config.target_accuracy):
             return found.step
     return config.workload.total_steps(num_train)
+
+
+def _mixture(events: Sequence[Event], records: Sequence[ProcessRecord]) -> str | None:
+    """What shows that files of several attempts lie together."""
+    begun = {event.attempt_id for event in events if isinstance(event, Started)}
+    ids = sorted(str(each) for each in begun | {record.attempt_id for record in records})
+    return f"its events and records are of several attempts: {', '.join(ids)}" if len(ids) > 1 else None
 
 
 def _contradiction(

@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dpcompare.models.state import Gradients
 from dpcompare.results.computed import ComputedByProcess, Evaluation
+from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.run_dir import HISTORY_FILE, process_record_path
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Number, Rate, read_document, write_document
+from dpcompare.system.machine import Machine
 
 
 class ProcessRecord(BaseModel):
@@ -20,11 +22,15 @@ class ProcessRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    attempt_id: str | None = None
+    """As the event has it with which the process began."""
     process_rank: Count
     node_rank: Count
     local_rank: Count
     pid: Count
     host: str
+    machine: Machine | None = None
+    """None where an older release wrote it."""
     device_names: list[str]
     threads: Count
     bound_to_cores: str | None = None
@@ -41,6 +47,10 @@ class ProcessRecord(BaseModel):
     versions: dict[str, str]
     gpus: list[GpuState] = []
     """The GPUs of this process."""
+    observed: Observed | None = None
+    """None where an older release wrote it."""
+    variables: OtherVariables | None = None
+    """Variables of its environment that no list knows; None where it had no key for their digests."""
     cores_used: CoresUsed | None = None
     """From the first measured step to the last one; None if there was none, or the kernel does not report it."""
     computed: ComputedByProcess | None = None

@@ -48,6 +48,8 @@ class Started(Event):
     local_rank: int
     devices: Sequence[str]
     """The process's devices, as the plan names them."""
+    attempt_id: str | None = None
+    """Of the attempt that it was started for; None in results before 0.2.0, and of a generated script."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,12 @@ from dpcompare.results.clock import (
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
 from dpcompare.results.decisions import Decisions
 from dpcompare.results.late_step import LateStep
+from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate, read_document, write_document
+from dpcompare.system.machine import Machine
 
 FORMAT = 2
 """The format of result.json. Format 1 had no number, and other names for data_wait_fraction and
@@ -93,10 +95,17 @@ class NodeRecord(BaseModel):
     device_names: list[str]
     versions: dict[str, str]
     gpus: list[GpuState] = []
+    machine: Machine | None = None
+    """None in results of older releases."""
     bound_to_cores: list[str] = []
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None
     """The load of its machine, at the first of several nodes of one machine; None if it is not known."""
+
+
+def _not_negative(seconds: float | None) -> float | None:
+    """None in the place of a duration that two clocks made negative."""
+    return seconds if seconds is not None and seconds >= 0 else None
 
 
 class RunResult(BaseModel):
@@ -110,6 +119,9 @@ class RunResult(BaseModel):
     status: Status
     first_step: Count = 0
     """Steps made before the last attempt, whose timings these are; 0 where there was only one."""
+    attempt_id: str | None = None
+    """A random number of the last attempt, which its events and the records of its processes have too; None in results
+    of older releases, and of a generated script."""
     attempts: list[Attempt] = []
     """Earlier attempts."""
     error: str | None = None
@@ -179,13 +191,15 @@ class RunResult(BaseModel):
     """The same of its memory."""
     peak_source: str | None = None
     """What the peak of operations is, and who says so."""
-    time_to_first_step_seconds: Finite | None = None
-    """From the start of the launch until the last process has finished its first step."""
+    time_to_first_step_seconds: Annotated[Finite | None, AfterValidator(_not_negative)] = None
+    """From the start of the launch until the last process has finished its first step; None where clocks contradict
+    each other."""
     first_step_seconds: Measured | None = None
     """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
     started_at: AwareDatetime | None = None
     """When the last attempt was launched, in universal time; None in 0.1.0."""
-    wall_seconds: Finite
+    wall_seconds: Annotated[Finite | None, AfterValidator(_not_negative)]
+    """From the launch of the last attempt to its end; None where the clock was set back meanwhile."""
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
     train_loss: list[Finite | None] = []
@@ -206,6 +220,11 @@ class RunResult(BaseModel):
     gradients: Gradients | None = None
     """The gradients of the first process, for projections; None if the framework does not report them."""
     threads_per_process: Number
+    observed: list[Observed] = []
+    """What each process that trained was seen to have; empty in results of older releases."""
+    variables: OtherVariables | None = None
+    """Variables of the environment that no list knows, by name, with digests of their values; None where the processes
+    did not look."""
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     """The versions on node 0; see `nodes`."""

@@ -10,6 +10,7 @@ from dpcompare.system.files import no_link
 
 CONFIG_FILE = "config.json"
 ATTEMPT_CONFIG_FILE = "attempt-config.json"
+ATTEMPT_ID_FILE = "attempt-id"
 RESULT_FILE = "result.json"
 HISTORY_FILE = "history.json"
 LOGS_DIR = "logs"
@@ -29,6 +30,12 @@ def attempt_config_path(run_dir: Path) -> Path:
     """The config that the present attempt was started with; config.json may have been edited since."""
     own = run_dir / ATTEMPT_CONFIG_FILE
     return own if own.exists() else run_dir / CONFIG_FILE  # as a generated script leaves it, and 0.1.0
+
+
+def read_attempt_id(run_dir: Path) -> str | None:
+    """The id of the present attempt; None where no launcher of ours has given it one."""
+    file = run_dir / ATTEMPT_ID_FILE
+    return file.read_text().strip() or None if file.is_file() else None
 
 
 def event_path(run_dir: Path, process_rank: int) -> Path:

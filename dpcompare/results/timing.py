@@ -33,13 +33,15 @@ def measured_seconds(config: RunConfig, run_dir: Path) -> list[list[float]]:
     return [process.durations(steps) for process in processes]
 
 
-def first_step_figures(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
+def first_step_figures(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float | None]:
     """How long the first step took, with and without the start; nothing where a process made none."""
     reached = [process.first_step_at for process in processes if process.first_step_at is not None]
     if len(reached) < len(processes):
         return {}
+    until_first_step = max(reached) - started_at
     return {
-        "time_to_first_step_seconds": max(reached) - started_at,
+        # By the clocks of the launcher and of a process: where they contradict each other, nothing is known.
+        "time_to_first_step_seconds": until_first_step if until_first_step >= 0 else None,
         "first_step_seconds": max(process.step_seconds[0] for process in processes),
     }
 

@@ -24,15 +24,17 @@ from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
 from dpcompare.results.attempts import ProcessRecord
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
-from dpcompare.results.run_dir import attempt_config_path, log_path
+from dpcompare.results.run_dir import attempt_config_path, log_path, read_attempt_id
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.cores import CoresMeter, CoresUsed, bind, near_cores
 from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
+from dpcompare.system.machine import this_machine
 from dpcompare.training import late_step, loop, probe
 from dpcompare.training.evaluated import keep_predictions
+from dpcompare.training.observer import Observer, variables_of
 from dpcompare.training.window import StepLog
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -61,16 +63,21 @@ def _write_output_to(path: Path) -> None:
 
 
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
+    variables = variables_of(run_dir, os.environ)  # before a framework adds its own
     config = PreparedRun.load(attempt_config_path(run_dir))
     process_rank = node_rank * config.topology.processes_per_node + local_rank
     local_devices = _local_devices(config, node_rank, local_rank)
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
-    events.append(Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, **place))
+    attempt_id = read_attempt_id(run_dir)
+    events.append(
+        Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, attempt_id=attempt_id, **place)
+    )
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
     cores = available_cores()
     try:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
+        observer = Observer(config)
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
         require_planned(backend, process_rank)
@@ -80,9 +87,10 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
             meters.read_gpus()
             trained = None
         else:
-            trained = _train(backend, events, run_dir, meters, local_devices)
-        record = _record(backend, config, trained, meters.gpus, cores=cores, bound_to=bound_to, **place)
-        record.model_copy(update={"cores_used": meters.cores_used}).save(run_dir)
+            trained = _train(backend, events, run_dir, meters, observer, local_devices)
+        record = _record(backend, config, trained, observer, cores=cores, bound_to=bound_to, **place)
+        seen = {"cores_used": meters.cores_used, "gpus": meters.gpus, "variables": variables, "attempt_id": attempt_id}
+        record.model_copy(update=seen).save(run_dir)
         backend.teardown()
     except BaseException as error:  # also SystemExit, with which a model may end its process
         traceback.print_exc()
@@ -119,7 +127,12 @@ class Meters:
 
 
 def _train(
-    backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
+    backend: Backend,
+    events: EventLog,
+    run_dir: Path,
+    meters: Meters,
+    observer: Observer,
+    local_devices: tuple[str, ...],
 ) -> loop.TrainingSummary | None:
     """The training that the config asks for; None where it is no training of its own."""
     config = backend.config
@@ -135,7 +148,12 @@ def _train(
         () if config.cluster.shared else local_devices,  # of a GPU that others use too
         counts_packages=backend.process_rank in config.topology.first_of_machines,
     )
-    trained = loop.train(backend, store, events, run_dir, meters.after_step, energy=energy)
+
+    def after_step(step: int) -> None:
+        meters.after_step(step)
+        observer.after_step(step)
+
+    trained = loop.train(backend, store, events, run_dir, after_step, energy=energy)
     if config.stop_at_target:  # it may have ended before its last step
         meters.read()
     if config.keep_predictions:
@@ -209,7 +227,7 @@ def _record(
     backend: Backend,
     config: RunConfig,
     trained: loop.TrainingSummary | None,
-    gpus: list[GpuState],
+    observer: Observer,
     *,
     cores: int,
     bound_to: str | None,
@@ -224,6 +242,7 @@ def _record(
         local_rank=local_rank,
         pid=os.getpid(),
         host=socket.gethostname(),
+        machine=this_machine(),
         device_names=description.devices,
         threads=config.topology.threads_per_process,
         bound_to_cores=bound_to,
@@ -245,7 +264,7 @@ def _record(
                 if package in sys.modules
             },
         },
-        gpus=gpus,
+        observed=observer.observed(backend, description),
         gradients=description.gradients,
     )
 

@@ -1,7 +1,11 @@
 """Variables of the environment that change speed, told apart from those that we set."""
 
+import sys
+from importlib.metadata import version
+
 import pytest
 
+from dpcompare.backends.availability import installed_versions
 from dpcompare.backends.description import acting_on, speed_variables
 
 
@@ -63,3 +67,9 @@ def test_a_variable_of_xla_acts_on_both_frameworks_that_have_it():
     assert acting_on("torch", variables) == {}
     assert acting_on("tensorflow", variables).keys() == {"XLA_FLAGS"}
     assert acting_on("jax", variables) == variables
+
+
+@pytest.mark.process
+def test_an_interpreter_says_what_is_installed_in_it():
+    versions = installed_versions("torch", ["numpy", "PIL", "no_such_package"], sys.executable)
+    assert versions == {"python": sys.version.split()[0], "numpy": version("numpy"), "PIL": version("pillow")}

@@ -86,6 +86,14 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
         open_study(study(), tmp_path / "other")
 
 
+def test_a_study_keeps_the_commands_that_made_it(tmp_path):
+    first, more = "dpcompare compare --repeats 6", "dpcompare compare --resume a --repeats 12"
+    begun = open_study(study(repeats=6, commands=(first,)), tmp_path)
+    assert open_study(begun.changed(repeats=12, commands=(more,)), tmp_path).commands == (first, more)
+    assert open_study(begun.changed(repeats=12, commands=(more,)), tmp_path).commands == (first, more)
+    assert Study.load(tmp_path).commands == (first, more)
+
+
 def test_the_estimate_grows_with_the_rounds():
     one, _ = estimate_seconds(study(repeats=1), [])
     three, source = estimate_seconds(study(repeats=3), [])

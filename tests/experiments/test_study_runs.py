@@ -1,10 +1,13 @@
 """The runs of a study: what is repeated, and when no more rounds are added."""
 
+import shutil
+
 import pytest
 
 from dpcompare.experiments import study_runs
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
+from dpcompare.experiments.made_runs import LIST_FILE
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.experiments.study_runs import Watcher, add_rounds, finished_run, run_study
 from dpcompare.report.formats import as_markdown
@@ -70,7 +73,8 @@ def made(monkeypatch):
             loud = done.count(key) <= disturbed.get(key, 0)
             speed = 100.0 + len(done)
             nodes = busy() if loud else []
-            ended = result(nodes=nodes, num_nodes=1, status=status, images_per_second=speed)
+            attempt = f"attempt-{len(done)}"
+            ended = result(nodes=nodes, num_nodes=1, status=status, images_per_second=speed, attempt_id=attempt)
             ended.save(run_dir)
             return ended
 
@@ -122,3 +126,20 @@ def test_a_slow_run_that_nothing_has_disturbed_is_not_made_again(tmp_path, made)
     assert len(made(two_arms(6), tmp_path / "slow", {})[0]) == 12
     failed, _ = made(two_arms(6), tmp_path / "failed", {(1, "a"): 9, (1, "b"): 9}, status="failed")
     assert len(failed) == 2  # a run that failed is another matter
+
+
+def test_another_run_in_the_place_of_one_does_not_count(tmp_path, made):
+    made(two_arms(2), tmp_path, {(1, "a"): 1})  # of the two runs of this one the second counts
+    before = collect([tmp_path])
+    assert [arm.failures for arm in before.arms] == [[], []]
+    rounds = tmp_path / "runs"
+    shutil.copytree(rounds / "round-01" / "b", rounds / "round-02" / "b", dirs_exist_ok=True)
+    first, second = collect([tmp_path]).arms
+    assert (len(first.completed), len(second.completed)) == (2, 1)
+    (failure,) = second.failures
+    assert failure.startswith("round 2: its files are those of another run: received attempt attempt-")
+    with (tmp_path / LIST_FILE).open("a") as file:
+        file.write('{"round": 2, "arm": "b", "att')  # a loss of power
+    assert collect([tmp_path]).arms[1].failures == [failure]
+    (tmp_path / LIST_FILE).unlink()  # as an older release leaves it
+    assert collect([tmp_path]).arms[1].failures == []

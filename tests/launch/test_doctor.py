@@ -1,6 +1,7 @@
 """The diagnosis of this machine, and that it can find something wrong."""
 
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +20,18 @@ from tests.support.command import dpcompare, invoke
 
 @pytest.mark.process
 def test_a_look_without_trials_tells_of_everything():
-    done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu")
+    done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu", MALLOC_ARENA_MAX="7", XLA_FLAGS="--x")
     names = {finding["name"]: finding for finding in done.json["findings"]}
     assert {"dpcompare", "system", "cores", "ports", "/dev/shm", "open files", "torch", "tensorflow", "GPUs"} <= set(
         names
     )
     assert done.code == (0 if done.json["usable"] else 3)
     assert names["ports"]["status"] == "ok"
+    recorded = names["environment, as recorded"]["found"]
+    assert "XLA_FLAGS=--x" in recorded
+    assert "MALLOC_ARENA_MAX" in recorded
+    assert "MALLOC_ARENA_MAX=7" not in recorded
+    assert os.uname().release in names["system"]["found"]
 
 
 @pytest.mark.process

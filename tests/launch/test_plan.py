@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.backends.other_variables import other_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -41,6 +43,26 @@ def test_ddp_is_one_torchrun_agent_per_node():
         (6, 2, ("6",)),
         (7, 3, ("7",)),
     ]
+
+
+def test_no_plan_makes_a_variable_that_the_sheet_would_name():
+    """What the launcher gives processes differs between modes and nodes, and is no difference between arms."""
+
+    def cpu_plans(framework, mode, row):
+        nodes = len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1
+        cluster = Cluster.partition(nodes, 2 if row.is_pipeline else 1, device="cpu", num_cores=4)
+        planned = RunConfig(framework=framework, mode=mode, cluster=cluster, stages=row.default_stages)
+        return plan(planned, RUN_DIR, Endpoints(range(29400, 29400 + num_ports(planned))))
+
+    seen = {
+        (framework, mode, node.node_rank): other_variables(node.env, "key")
+        for (framework, mode), row in MODES.items()
+        if "cpu" in row.device_types
+        for node in cpu_plans(framework, mode, row)
+    }
+    assert len(seen) > len(FRAMEWORKS)
+    (common,) = {tuple(variables.items()) for variables in seen.values()}
+    assert {"MALLOC_MMAP_MAX_", "PYTHONSAFEPATH"} <= dict(common).keys()
 
 
 @pytest.mark.parametrize("compilation", ["torch.compile", "reduce-overhead"])

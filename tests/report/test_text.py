@@ -8,6 +8,8 @@ from dpcompare.experiments.comparison import Group
 from dpcompare.experiments.sentences import measured_in_words
 from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
+from dpcompare.results.result import NodeRecord
+from dpcompare.system.machine import Machine
 from tests.support.arms import FAST, SLOW, compared, runs, single
 from tests.support.results import result
 
@@ -43,6 +45,28 @@ def test_arms_stand_below_their_devices_with_their_scaling():
 def test_what_was_measured_has_its_days(days, said):
     dated = [result(started_at=f"{day}T09:30:00Z") for day in days]
     assert measured_in_words(dated).endswith(f"devices simulated · {said}")
+
+
+EPYC = Machine(cpu_model="AMD EPYC", cores=64, kernel="Linux 6.1", is_virtual=False)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lines"),
+    [
+        ([("a", EPYC), ("a", EPYC)], [EPYC.in_words]),
+        ([("a", EPYC), ("b", EPYC), ("c", None)], [f"a, b: {EPYC.in_words}", "c: machine not known"]),
+        ([("a", None)], ["machine not known"]),
+        ([], []),
+    ],
+)
+def test_each_machine_has_a_line(hosts, lines):
+    nodes = [
+        NodeRecord(node_rank=rank, host=host, device_names=["cpu:0"], versions={}, machine=machine)
+        for rank, (host, machine) in enumerate(hosts)
+    ]
+    shown = compared(runs("torch", "ddp", FAST, nodes=nodes))
+    assert shown.machines == lines
+    assert as_markdown(shown).splitlines()[2 : 4 + 2 * len(lines) : 2][1:] == lines
 
 
 def test_a_study_of_few_rounds_says_how_many_are_missing():

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from dpcompare.errors import OtherFormatError, RequestError
+from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.computed import ComputedByProcess, Evaluation
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
-from tests.support.events import trained
+from dpcompare.system.machine import Machine
+from tests.support.events import started, trained
 from tests.support.recorded import STARTED_AT, aggregated, events, record, recorded_config
 from tests.support.results import result
 
@@ -39,6 +41,29 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.joules_per_image is None
     assert result.peak_memory_bytes.max_process == 20
     assert result.peak_memory_bytes.total == 30
+
+
+def test_what_clocks_contradict_is_not_known(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    before = [replace(event, time=event.time - 3600) for rank in range(2) for event in events(rank)]
+    result = aggregated(config, tmp_path, before)
+    assert result.time_to_first_step_seconds is None
+    assert result.first_step_seconds == 1.0
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path) == result
+    set_back = aggregate(
+        config, tmp_path, LaunchEnd(status="completed", error=None, started_at=STARTED_AT, ended_at=STARTED_AT - 60)
+    )
+    assert set_back.wall_seconds is None
+
+
+@pytest.mark.parametrize("figure", ["time_to_first_step_seconds", "wall_seconds"])
+def test_a_negative_duration_of_another_release_is_none(config, tmp_path, figure):
+    aggregated(config, tmp_path, events(0) + events(1)).save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(content | {figure: -3600.0}))
+    assert getattr(RunResult.load(tmp_path), figure) is None
 
 
 def test_energy_is_that_of_the_measured_steps(config, tmp_path):
@@ -202,6 +227,19 @@ def test_processes_that_contradict_each_other_fail_the_run(config, tmp_path, cha
         raise AssertionError(result.error)
 
 
+@pytest.mark.parametrize(
+    ("begun", "recorded", "status"),
+    [("aa", ("aa", "aa"), "completed"), ("aa", ("aa", "bb"), "failed"), ("bb", ("aa", "aa"), "failed")],
+)
+def test_files_of_two_attempts_fail_the_run(config, tmp_path, begun, recorded, status):
+    for rank, attempt_id in enumerate(recorded):
+        record(rank, attempt_id=attempt_id).save(tmp_path)
+    first = [started(process_rank=rank, node_rank=rank, attempt_id=begun) for rank in range(2)]
+    result = aggregated(config, tmp_path, [*first, *events(0), *events(1)])
+    assert (result.status, result.attempt_id) == (status, "aa")
+    assert ("several attempts: aa, bb" in (result.error or "")) is (status == "failed")
+
+
 def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
     found = events(0, seconds=(1.0, 0.1, 0.1, 6.0)) + events(1, seconds=(1.0, 0.1, 0.1, 7.0))
     result = aggregated(config, tmp_path, found)
@@ -322,6 +360,16 @@ def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
     result = aggregated(config, tmp_path, [*events(0), *events(1)])
     assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
     assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}
+
+
+def test_every_node_says_which_machine_it_was(config, tmp_path):
+    machines = [Machine(cpu_model="AMD EPYC 7763", cores=64, memory_bytes=256 << 30), None]
+    for rank, machine in enumerate(machines):
+        record(rank, host=f"h{rank}", machine=machine).save(tmp_path)
+    result = aggregated(config, tmp_path, [*events(0), *events(1)])
+    assert [node.machine for node in result.nodes] == machines
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path).nodes == result.nodes
 
 
 def computed(**changes):

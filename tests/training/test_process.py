@@ -1,17 +1,21 @@
 """What a training process records of itself, run in this one by a backend that needs no framework."""
 
+import os
 import sys
 from functools import partial
 
 import pytest
 
+from dpcompare.backends.other_variables import make_key
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.attempts import ProcessRecord
-from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, CONFIG_FILE, process_record_path
+from dpcompare.results.events import Started, read_events
+from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, ATTEMPT_ID_FILE, CONFIG_FILE, process_record_path
 from dpcompare.system.cores import near_cores
+from dpcompare.system.machine import this_machine
 from dpcompare.training import process
 from tests.support.numpy_backend import NumpyBackend
 from tests.support.nvml import H100, Nvml
@@ -64,6 +68,19 @@ def test_gpus_are_read_before_training_and_after_the_last_step(trained, install_
     assert gpu.before.clock_reasons == ["idle"]
     assert gpu.after.clock_reasons == ["thermal slowdown by the hardware"]  # and not those of the evaluation after it
     assert gpu.slowdown == "thermal slowdown by the hardware"
+
+
+def test_a_process_records_what_it_saw_of_itself(trained, install_gpus, tmp_path):
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    make_key(tmp_path)
+    (tmp_path / ATTEMPT_ID_FILE).write_text("a1")
+    record = trained("0")
+    begun = next(event for event in read_events(tmp_path, 1) if isinstance(event, Started))
+    assert (record.attempt_id, begun.attempt_id) == ("a1", "a1")
+    assert record.observed.cores_at_start == record.observed.cores_at_end
+    assert record.observed.threads is None  # this backend does not say
+    assert record.variables.digests.keys() <= os.environ.keys()
+    assert record.machine == this_machine()
 
 
 def test_a_process_that_sees_no_gpu_records_none(trained, install_gpus):

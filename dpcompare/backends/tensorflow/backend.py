@@ -400,6 +400,8 @@ class TensorFlowBackend(Inspectable):
             super().describe(),
             devices=self._device_names(),
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
+            threads=runtime.threads(),
+            threads_asked=runtime.intra_op_threads(self.config),
             libraries=runtime.libraries(self.config),
             gradients=None if self.is_server else self._gradients_exchanged(),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=runtime.takes_tf32())

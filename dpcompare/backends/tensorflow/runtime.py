@@ -19,9 +19,8 @@ def configure_devices(config: RunConfig) -> None:
         RuntimeError: TensorFlow sees fewer or more GPUs than the plan gives this process.
     """
     replicas = config.topology.replicas_per_process
-    threads = config.topology.threads_per_process
     tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads(config))
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
+    tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads(config))
     gpus = tf.config.list_physical_devices("GPU")
     # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
     if config.cluster.device_type == "gpu" and len(gpus) != replicas:
@@ -38,6 +37,16 @@ def configure_devices(config: RunConfig) -> None:
     if config.cluster.device_type == "cpu":
         host = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
+
+
+def intra_op_threads(config: RunConfig) -> int:
+    """How many threads an operation may have: those of the process, divided among its replicas."""
+    return max(1, config.topology.threads_per_process // config.topology.replicas_per_process)
+
+
+def threads() -> int:
+    """The threads of an operation, as TensorFlow has them."""
+    return int(tf.config.threading.get_intra_op_parallelism_threads())
 
 
 def inter_op_threads(config: RunConfig) -> int:

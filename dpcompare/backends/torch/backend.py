@@ -380,6 +380,9 @@ class TorchBackend(Inspectable):
             super().describe(),
             devices=self.parallel.device_names(),
             peak_device_memory_bytes=self.parallel.peak_memory_bytes(),
+            threads=torch.get_num_threads(),
+            # Replicas on threads set the number for themselves, and torch may report it for this thread too.
+            threads_asked=None if self.config.emulated else self.config.topology.threads_per_process,
             libraries=self.parallel.libraries(),
             gradients=replace(self._gradient_times.found(), messages=self.parallel.messages(self.model)),
         ).with_settings(**self.precision.settings(self.device), **self._compilation_found(), **self.parallel.settings())
