@@ -233,6 +233,7 @@ def test_where_one_side_ran_alone_what_compares_it_has_failed(healthy):
     assert {check.name for check in checks if check.passed} == {
         "weight round trip",
         "sample order",
+        "equality of replicas",
         "pixels and augmentation",
     }
 

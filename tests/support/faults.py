@@ -491,7 +491,7 @@ module.TensorFlowBackend._update = clipped_first
     ),
     "a mean of the weights that begins with zeros": Fault(
         framework="torch",
-        module="update_rules",
+        module="backends.update_rules",
         inject="module.UpdateRules.ema_weight = lambda self, step: 1 - self.weight_average",
         caught_by="weight average",
         on_sheet=("evaluation loss",),
