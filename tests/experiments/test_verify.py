@@ -394,7 +394,7 @@ def test_every_fault_that_changes_numbers_is_caught_by_verify():
         assert (fault.caught_by is not None) == fault.changes_numbers, name
 
 
-OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps")
+OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps", "other environment variables")
 """Settings in which the reference may be other than the side that is broken."""
 
 
