@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
-from dpcompare.cli.options import OPTIONS, RunOptions, values_of
+from dpcompare.cli.options import OPTIONS, RunOptions, is_given, values_of
 from dpcompare.cli.output import (
     EXIT_INTERRUPTED,
     EXIT_NEGATIVE,
@@ -24,7 +25,8 @@ from dpcompare.cli.output import (
     stderr_console,
     stdout_console,
 )
-from dpcompare.config.modes import modes_of_each_framework
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES, modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
@@ -144,7 +146,7 @@ def plan_asked_for(
     if like is not None:
         _reject_with_like(context)
         return _like(like, asked, precision, device, python, against)
-    return _asked_for(
+    plan = _asked_for(
         listed(frameworks),
         modes,
         _known_model(model),
@@ -156,6 +158,14 @@ def plan_asked_for(
         against=against,
         interpreters=interpreters(python),
     )
+    named = [name for name in ("frameworks", "modes") if is_given(context, name)]
+    others = [] if named else _installed_and_not_named(listed(frameworks), listed(modes), plan.interpreters)
+    if others:
+        plan.left_out.append(
+            f"{', '.join(others)}: installed here and not asked for; add --frameworks {','.join(FRAMEWORKS)} and "
+            "--modes all"
+        )
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +213,22 @@ def _asked_for(
         raise RequestError("no framework is left to verify; install one, or name its environment with --python")
     left_out = not_compared(groups, present, named)
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
+
+
+def _installed_and_not_named(frameworks: list[str], modes: Sequence[str], interpreters: dict[str, str]) -> list[str]:
+    """The modes, with their framework, that could be verified here and are not."""
+    from dpcompare.backends.availability import require_mode
+
+    others = []
+    for (framework, mode), row in MODES.items():
+        if row.unverifiable or (framework in frameworks and mode in modes):
+            continue
+        try:
+            require_mode(framework, mode, interpreters.get(framework, sys.executable))
+        except RequestError:
+            continue
+        others.append(f"{framework} {mode}")
+    return others
 
 
 def make_checks(plan: Plan, against: Literal["cpu"] | None, checks: list[Check]) -> None:
@@ -300,7 +326,6 @@ def _like(
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
     """The asked frameworks that are installed; says which are not."""
     from dpcompare.backends.availability import require_framework
-    from dpcompare.config.frameworks import FRAMEWORKS
     from dpcompare.errors import did_you_mean
 
     usable = []

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dpcompare.cli.verify import verify as verify_command
+from dpcompare.errors import RequestError
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
 from dpcompare.experiments.verify_runs import config_of
 from stress.injection import injected, write_sitecustomize
@@ -214,3 +215,23 @@ def test_replicas_share_the_only_gpu_or_are_on_the_cpu(install_gpus):
     assert [contender.device for contender in against.contenders] == ["cpu", "shared gpu", "cpu"]  # dp once
     config = config_of(group.contenders[1], group.workload, "auto", {})
     assert (config.cluster.shared, config.cluster.devices) == (True, ("0", "0"))
+
+
+@pytest.mark.parametrize(("arguments", "is_bare"), [([], True), (["--modes", "single"], False)])
+def test_a_bare_verify_names_installed_modes_it_leaves_out(monkeypatch, arguments, is_bare):
+    """Whoever names modes knows what is left out."""
+    usable = {("torch", "single"), ("torch", "ddp"), ("torch", "fsdp"), ("jax", "spmd")}
+
+    def require(framework, mode, python=None):
+        if (framework, mode) not in usable:
+            raise RequestError(f"{framework} {mode} is not usable")
+
+    monkeypatch.setattr("dpcompare.backends.availability.require_framework", lambda framework, python="": None)
+    monkeypatch.setattr("dpcompare.backends.availability.require_mode", require)
+    monkeypatch.setattr("dpcompare.experiments.verify_groups.plan_groups", lambda *named, **options: [])
+    monkeypatch.setattr("dpcompare.experiments.verify_groups.not_compared", lambda *named: [])
+    document = json.loads(invoke("verify", "--quick", "--json", *arguments).stdout)
+    left_out = (
+        "torch fsdp, jax spmd: installed here and not asked for; add --frameworks torch,tensorflow,jax and --modes all"
+    )
+    assert document["not_compared"] == ([left_out] if is_bare else [])
