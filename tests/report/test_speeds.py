@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from dpcompare.cli.report import print_summary
 from dpcompare.experiments.statistics import mean_speed
 from dpcompare.report.formats import as_json, as_markdown
 from dpcompare.report.page import as_html
@@ -13,6 +14,7 @@ from dpcompare.report.plots import make_plots
 from dpcompare.report.text import as_text, figure_lines
 from tests.support.arms import compared, runs, stalled
 from tests.support.plots import drawn_values
+from tests.support.results import result
 
 # Median, mean and geometric mean of these differ; so do the ratios of all three.
 DRIFTING = [100.0, 150.0, 110.0, 200.0, 90.0, 160.0]
@@ -93,3 +95,16 @@ def test_a_release_without_steady_speed_has_its_mean_in_both():
     shown = compared(runs("torch", "ddp", [100.0]), repeats=1)
     (row,) = cells_of_markdown(shown)
     assert [row["images/s"], row["with stalls"]] == ["100.0", "100.0"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "said"),
+    [
+        (22.0, "steady 130.0 images/s over 40 measured steps, with stalls 22.0; "),
+        (130.04, "steady 130.0 images/s over 40 measured steps; "),
+    ],
+)
+def test_a_run_says_its_steady_speed_first(tmp_path, capsys, monkeypatch, mean, said):
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(result(images_per_second=mean, steady_images_per_second=130.0), tmp_path)
+    assert said in capsys.readouterr().out
