@@ -126,10 +126,10 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     ]
     if not data:
         return None
-    # Arms downwards: their names are long, and a phone is narrow.
+    # Arms downwards: their names are long, and a phone is narrow. On a linear axis equal ratios would not be parallel.
     base = alt.Chart(alt.Data(values=data)).encode(
         y=alt.Y("arm:N", sort=names, title=None),
-        x=alt.X("images/s:Q", scale=alt.Scale(zero=False), title=SPEED_AXIS),
+        x=alt.X("images/s:Q", scale=alt.Scale(type="log", nice=False, padding=12), title=SPEED_AXIS),
         detail="round:N",
     )
     lines = base.mark_line(strokeWidth=1, opacity=0.5, color="#888888").encode(order=alt.Order("row:Q"))
@@ -140,8 +140,8 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         name="rounds",
         title="Every round",
         explanation="The speeds that claims are of: a line joins the runs of one round, whose speeds are divided by "
-        "each other. Lines that run in parallel drift together, and the ratio within each round is unharmed; lines "
-        "that cross are noise.",
+        "each other. The axis is logarithmic: where lines run in parallel, the rounds drift together and their ratio "
+        "is the same; lines that cross are noise.",
         chart=(lines + points).properties(width=WIDTH, height=36 * len(names) + 20),
     )
 

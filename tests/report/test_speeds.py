@@ -71,6 +71,12 @@ def test_headline_tables_bars_and_rounds_have_one_figure(shown):
 
 
 @pytest.mark.seconds
+def test_rounds_of_one_ratio_are_parallel_lines(shown):
+    (rounds,) = (plot for plot in make_plots(shown) if plot.name == "rounds")
+    assert {layer["encoding"]["x"]["scale"]["type"] for layer in rounds.chart.to_dict()["layer"]} == {"log"}
+
+
+@pytest.mark.seconds
 def test_a_mean_with_stalls_stands_in_the_column_of_that_name(shown):
     mean = "22.0"
     page = as_html(shown)
