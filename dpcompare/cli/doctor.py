@@ -89,7 +89,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
 
         def run_ended(self, number, arm, result):  # type: ignore[no-untyped-def]
             waiting.end()
-            console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
+            console.print(f"round {number}: {arm.name}: {result.compared_speed or 0:.1f} images/s")
 
     with Waiting(console) as waiting:
         claim = run_noise(study, Lines())

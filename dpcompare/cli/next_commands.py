@@ -130,9 +130,9 @@ def next_steps(context: click.Context, config: RunConfig, result: RunResult, run
         result: of the run.
         run_dir: of the run.
     """
-    if result.images_per_second is not None:
+    if result.compared_speed is not None:
         devices = pluralize(len(result.device_names), "device")
-        yield f"{result.framework} {result.mode} on {devices}: {result.images_per_second:.1f} images/s"
+        yield f"{result.framework} {result.mode} on {devices}: {result.compared_speed:.1f} images/s"
     # A resumed run has the workload of its first command, which is not known here.
     other = None if is_given(context, "resume") else _counterpart(config)
     if other and config.placement.engine == "local" and not any(is_given(context, name) for name in _OF_ONE_FRAMEWORK):

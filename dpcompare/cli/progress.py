@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,6 +18,7 @@ from dpcompare.cli.waiting import Waiting
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.arms import estimate_seconds
+from dpcompare.experiments.statistics import mean_speed
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.experiments.study_runs import Watcher, finished_run
 from dpcompare.launch.outcome import expendable
@@ -208,7 +208,7 @@ class StudyView:
         left = 0
         for arm in study.arms:
             runs = [run for number in range(1, study.repeats + 1) if (run := self._result(study, number, arm))]
-            speeds = [run.compared_speed for run in runs if run.compared_speed]
+            mean = mean_speed([run.compared_speed for run in runs])
             failed = any(run.status == "failed" for run in runs)
             now = (
                 "FAILED"
@@ -218,7 +218,7 @@ class StudyView:
                 else self._now(study, len(runs) + 1, arm, held)
             )
             left += 0 if failed else study.repeats - len(runs)
-            speed = f"{float(np.median(speeds)):.1f}" if speeds else "-"
+            speed = f"{mean.value:.1f}" if mean else "-"
             table.add_row(printable(arm.name), f"{len(runs)}/{study.repeats}", speed, now)
         ended = [
             (arm, number, self._result(study, number, arm))

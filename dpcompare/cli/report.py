@@ -79,10 +79,9 @@ def report(
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
     --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
-    or a figure of any arm by its name in JSON, such as accuracy, images_per_second (over all measured steps),
-    steady_images_per_second (without stalls, as the short report shows it) or joules_per_image. It also holds where a
-    figure is missing that should be there. --fail-if unstable holds where a run was not steady, or its clock
-    contradicts that of its launcher.
+    or a figure of any arm by its name in JSON, such as accuracy, steady_images_per_second (the column images/s),
+    images_per_second (the column "with stalls") or joules_per_image. It also holds where a figure is missing that
+    should be there. --fail-if unstable holds where a run was not steady, or its clock contradicts that of its launcher.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
@@ -247,6 +246,18 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
     return rows
 
 
+def _speed_row(result: RunResult) -> str:
+    """The steady speed, and the mean where its digits differ."""
+    from dpcompare.report.formats import figure
+
+    steady, mean = figure(result.compared_speed), figure(result.images_per_second)
+    with_stalls = "" if steady == mean else f", with stalls {mean}"
+    return (
+        f"steady {steady} images/s over {pluralize(result.measured_steps, 'measured step')}{with_stalls}; "
+        f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
+    )
+
+
 def _step_row(step: StepSeconds) -> str:
     if step.median is None or step.mad is None or step.p95 is None:
         return f"mean {step.mean * 1000:.1f} ms; steps were timed in windows (--steps-per-window 1 times each)"
@@ -271,11 +282,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
         "speed": "not measured: no step came after the warm-up",
     }
-    if result.images_per_second is not None:
-        rows["speed"] = (
-            f"{figure(result.images_per_second)} images/s over {pluralize(result.measured_steps, 'measured step')}; "
-            f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
-        )
+    if result.compared_speed is not None:
+        rows["speed"] = _speed_row(result)
     if result.step_seconds:
         rows["step"] = _step_row(result.step_seconds)
     rows |= {warning.kind: warning.sentence for warning in result.warnings if warning.kind != "SLOWED DOWN"}

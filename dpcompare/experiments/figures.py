@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from dpcompare.experiments.statistics import jitter
+from dpcompare.experiments.statistics import jitter, mean_speed
 from dpcompare.results.computed import Evaluation, TrainingCost
 from dpcompare.results.result import RunResult, StepSeconds
 
@@ -25,6 +25,11 @@ Read = Callable[[RunResult, RunResult | None], Value]
 def median(values: Sequence[float]) -> float | None:
     """The median over the rounds in which a figure was measured; None if there are none."""
     return float(np.median(values)) if values else None
+
+
+def _mean_speed(speeds: Sequence[float]) -> float | None:
+    mean = mean_speed(speeds)
+    return mean.value if mean else None
 
 
 def _jitter(speeds: Sequence[float]) -> float | None:
@@ -105,27 +110,21 @@ def _communication_ms(run: RunResult, without_sync: RunResult | None) -> float |
 
 FIGURES: dict[str, Figure] = {
     # How fast it was.
-    "images_per_second": Figure(
-        "images/s",
-        "of all replicas, by the slowest process, over the measured steps",
-        over_rounds=median,
-        column=Column(
-            "images/s", "of all replicas, by the slowest process, over the measured steps; median of the rounds"
-        ),
-    ),
     "steady_images_per_second": Figure(
         "images/s",
-        "the same of the median tenth of these steps, by which arms are compared",
+        "of all replicas, by the slowest process, in the median tenth of the measured steps: arms are compared by it",
         read=lambda run, _: run.compared_speed,
-        over_rounds=median,
+        over_rounds=_mean_speed,
         column=Column(
-            "steady", "images/s of the median tenth of the measured steps, which a stall leaves alone: ratios are of it"
+            "images/s",
+            "steady speed: of all replicas, by the slowest process, in the median tenth of the measured steps, which a "
+            "stall leaves alone; the geometric mean of the rounds, from 12 on trimmed, as ratios are",
         ),
     ),
     "jitter": Figure(
         "images/s",
-        "1.4826 x median absolute deviation of images per second over the rounds",
-        read=lambda run, _: run.images_per_second,
+        "1.4826 x median absolute deviation of steady images per second over the rounds",
+        read=lambda run, _: run.compared_speed,
         per_run=False,
         over_rounds=_jitter,
         column=Column("jitter", "1.4826 x median absolute deviation of images/s over the rounds"),
@@ -148,6 +147,12 @@ FIGURES: dict[str, Figure] = {
         read=_of_steps(lambda step: step.p95),
         over_rounds=median,
         column=Column("p95 (ms)", "95th percentile of the steps"),
+    ),
+    "images_per_second": Figure(
+        "images/s",
+        "of all replicas, by the slowest process, over all measured steps, stalls included",
+        over_rounds=_mean_speed,
+        column=Column("with stalls", "images/s over all measured steps, stalls included; the same mean of the rounds"),
     ),
     "between_steps_ms": Figure(
         "ms",

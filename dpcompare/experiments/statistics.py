@@ -151,6 +151,18 @@ def paired_ratio(first: Sequence[float | None], second: Sequence[float | None], 
     return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs), trimmed=trimmed)
 
 
+def mean_speed(speeds: Sequence[float | None]) -> Ratio | None:
+    """The speed of one arm over its rounds, as its ratio to one image per second: the mean that `paired_ratio` takes.
+
+    So what is shown of two arms has the ratio that is claimed of them. The two differ where one arm lacks rounds that
+    the other has, and a little where rounds are trimmed: of each arm its own.
+
+    Args:
+        speeds: images per second, one per round; None where there is none.
+    """
+    return paired_ratio(speeds, [1.0] * len(speeds))
+
+
 def num_trimmed(rounds: int) -> int:
     """Ratios of speeds that are left out at each end."""
     return rounds // 6 if rounds >= ROUNDS_TO_TRIM else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
-from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
+from dpcompare.experiments.statistics import FALSE_CLAIMS, mean_speed
 from dpcompare.report.charts import (
     COLOURS,
     INK,
@@ -28,6 +28,7 @@ PART_COLOURS = {
     "computing": COLOURS[0],
     "other": "#888888",
 }
+SPEED_AXIS = "images/s, steady"
 OUTCOME_COLOURS = {
     "faster": COLOURS[2],
     "slower": COLOURS[1],
@@ -70,9 +71,8 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         return None
     names = [row["arm"] for row in data]
     base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("arm:N", sort=None, title=None))
-    x = alt.X("images/s:Q", title="images/s, without stalls")
     bars = base.mark_bar(size=16).encode(
-        x=x,
+        x=alt.X("images/s:Q", title=SPEED_AXIS),
         color=colour_of_arms(alt, names, arms, legend=False),
         opacity=alt.condition("datum.emulated", alt.value(0.45), alt.value(1)),
         description=alt.Description("text:N"),
@@ -85,16 +85,15 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="speed",
         title="Speed",
-        explanation="Images per second of all devices together, fewest devices first: the geometric mean of the "
-        "rounds, where tables have their median. A line at the end of a bar is the 95% interval over the rounds of "
-        "this arm alone: whether two arms differ is judged by their ratio within rounds, below. Pale: emulated.",
+        explanation="Images per second of all devices together, as the table has them, fewest devices first. A line "
+        "at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
+        "by their ratio within rounds, below. Pale: emulated.",
         chart=(bars + intervals).properties(width=WIDTH, height=30 * len(data) + 10),
     )
 
 
 def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
-    speeds = [shown.steady_images_per_second for shown in row.rounds_shown if shown.steady_images_per_second]
-    mean = paired_ratio(speeds, [1.0] * len(speeds))
+    mean = mean_speed([shown.steady_images_per_second for shown in row.rounds_shown])
     if mean is None:
         return None
     low, high = mean.interval(FALSE_CLAIMS) or (None, None)
@@ -117,20 +116,20 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
             "arm": row.name,
             "row": index,
             "round": f"{row.source} {shown.number}",
-            "images/s": shown.images_per_second,
+            "images/s": shown.steady_images_per_second,
             "text": f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: "
-            f"{shown.images_per_second:.1f} images/s",
+            f"{shown.steady_images_per_second:.1f} images/s",
         }
         for index, row in enumerate(arms)
         for shown in row.rounds_shown
-        if shown.images_per_second is not None
+        if shown.steady_images_per_second is not None
     ]
     if not data:
         return None
-    # Arms downwards: their names are long, and a phone is narrow.
+    # Arms downwards: their names are long, and a phone is narrow. On a linear axis equal ratios would not be parallel.
     base = alt.Chart(alt.Data(values=data)).encode(
         y=alt.Y("arm:N", sort=names, title=None),
-        x=alt.X("images/s:Q", scale=alt.Scale(zero=False), title="images/s"),
+        x=alt.X("images/s:Q", scale=alt.Scale(type="log", nice=False, padding=12), title=SPEED_AXIS),
         detail="round:N",
     )
     lines = base.mark_line(strokeWidth=1, opacity=0.5, color="#888888").encode(order=alt.Order("row:Q"))
@@ -140,8 +139,9 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="rounds",
         title="Every round",
-        explanation="A line joins the runs of one round. Lines that run in parallel drift together, and the ratio "
-        "within each round is unharmed; lines that cross are noise.",
+        explanation="The speeds that claims are of: a line joins the runs of one round, whose speeds are divided by "
+        "each other. The axis is logarithmic: where lines run in parallel, the rounds drift together and their ratio "
+        "is the same; lines that cross are noise.",
         chart=(lines + points).properties(width=WIDTH, height=36 * len(names) + 20),
     )
 
@@ -267,7 +267,7 @@ def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
 
 def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     alt = load_altair()
-    measured = [row for row in arms if row.images_per_second is not None]
+    measured = [row for row in arms if row.steady_images_per_second is not None]
     names = list(dict.fromkeys(row.pipeline for row in measured if row.pipeline))
     numbers = sorted({row.micro_batches for row in measured if row.pipeline})
     if len(numbers) < 2:
@@ -276,8 +276,8 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         {
             "arm": row.pipeline,
             "micro-batches": row.micro_batches,
-            "images/s": row.images_per_second,
-            "text": f"{row.name}: {row.images_per_second:.1f} images/s",
+            "images/s": row.steady_images_per_second,
+            "text": f"{row.name}: {row.steady_images_per_second:.1f} images/s",
         }
         for row in measured
         if row.pipeline
@@ -288,13 +288,13 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         axis=alt.Axis(values=numbers, format="d"),
         title="micro-batches per step",
     )
-    y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title="images/s")
+    y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title=SPEED_AXIS)
     base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=colour_of_arms(alt, names, arms))
     chart = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms)) + base.mark_point(
         filled=True, opacity=1, size=70
     ).encode(description=alt.Description("text:N"))
     if on_one_device := _on_one_device(measured):
-        values = [{"images/s": row.images_per_second, "arm": row.name} for row in on_one_device]
+        values = [{"images/s": row.steady_images_per_second, "arm": row.name} for row in on_one_device]
         line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)
         chart = line.encode(y=y) + chart
     return Plot(
@@ -327,13 +327,13 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         scale=alt.Scale(domain=parts, range=[PART_COLOURS[part] for part in parts]),
         legend=alt.Legend(title=None, orient="top", columns=2),
     )
-    chart = _bars(alt, data, arms, "ms", "ms per step").encode(color=colours, order=alt.Order("order:Q"))
+    chart = _bars(alt, data, arms, "ms", "ms per mean step").encode(color=colours, order=alt.Order("order:Q"))
     return Plot(
         name="breakdown",
-        title="Where the time goes",
-        explanation="A mean step in parts. Communication is what gradient sync adds to it, measured by leaving it out; "
-        "where it was not measured, it is part of computing. Other is what the loop does between two steps "
-        "(reading losses, writing events), which images/s leave out.",
+        title="Where the time goes: a mean step, stalls included",
+        explanation="The mean of all measured steps in parts. Communication is what gradient sync adds to it, measured "
+        "by leaving it out; where it was not measured, it is part of computing. Other is what the loop does between "
+        "two steps (reading losses, writing events), which images/s leave out, as they do stalls.",
         chart=chart,
     )
 

@@ -74,7 +74,7 @@ FIELDS: dict[str, Field] = {
     **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.per_run},
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(
-        float, "1.4826 x median absolute deviation of images per second over the rounds", "jitter"
+        float, "1.4826 x median absolute deviation of steady images per second over the rounds", "jitter"
     ),
     "arm_accuracy_mean": _of_part(
         float, "mean accuracy over the rounds, where each has a seed of its own", "accuracy_over_seeds", "mean"

@@ -27,7 +27,7 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column(title="images/s", cell=lambda row: figure(_speed(row))),
+    _Column(title="images/s", cell=lambda row: figure(row.steady_images_per_second)),
     _Column(title="vs 1 device", cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-"),
     _Column(title="accuracy", cell=lambda row: figure(row.accuracy, "{:.3f}")),
     _Column(title="memory", cell=lambda row: figure(_gib(row), "{:.1f} GiB")),
@@ -55,11 +55,6 @@ def _filled(lines: Sequence[str], width: int) -> str:
     return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
-def _speed(row: ArmRow) -> float | None:
-    """The speed of which ratios are."""
-    return row.steady_images_per_second or row.images_per_second
-
-
 def _gib(row: ArmRow) -> float | None:
     memory = row.gpu_memory_bytes or row.memory_bytes
     return memory / 2**30 if memory else None
@@ -76,7 +71,7 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
     taken = sum(widths[column.title] for column in columns)
     name_width = min(longest, max(width - taken, 0))
     bar = min(BAR, width - name_width - taken - 2)
-    fastest = max((speed for row in rows.values() if (speed := _speed(row))), default=0.0)
+    fastest = max((speed for row in rows.values() if (speed := row.steady_images_per_second)), default=0.0)
     yield (" " * name_width + "".join(column.title.rjust(widths[column.title]) for column in columns)).rstrip()
     for group in comparison.groups:
         if len(comparison.groups) > 1:
@@ -86,7 +81,7 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
             yield from (f"  {line}" for line in above)
             line = f"  {last}".ljust(name_width)
             line += "".join(column.cell(row).rjust(widths[column.title]) for column in columns)
-            speed = _speed(row)
+            speed = row.steady_images_per_second
             yield (line + f"  {_bar(speed / fastest, bar)}" if speed and fastest and bar >= 5 else line).rstrip()
 
 

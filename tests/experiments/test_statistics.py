@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from dpcompare.experiments.statistics import Plan, RatioOf, RatioPair, claims_of, holm, jitter, paired_ratio
+from dpcompare.experiments.statistics import (
+    Plan,
+    RatioOf,
+    RatioPair,
+    claims_of,
+    holm,
+    jitter,
+    mean_speed,
+    paired_ratio,
+)
 from stress import check_statistics as calibration
 
 
@@ -54,6 +63,22 @@ def test_rounds_that_lack_an_arm_are_left_out():
     found = paired_ratio([100.0, None, 120.0], [50.0, 70.0, 60.0])
     assert (found.value, found.rounds, found.interval(0.05)) == (pytest.approx(2.0), 2, None)
     assert paired_ratio([None], [1.0]) is None
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 11])
+def test_the_speeds_of_two_arms_have_their_ratio(rounds):
+    speeds = np.random.default_rng(rounds).lognormal(5, 0.5, (2, rounds)).tolist()
+    first, second = map(mean_speed, speeds)
+    assert first.value == pytest.approx(np.exp(np.log(speeds[0]).mean()))
+    assert first.value / second.value == pytest.approx(paired_ratio(*speeds).value)
+
+
+def test_the_speed_of_many_rounds_is_trimmed():
+    """A sixth at each end, as of ratios: runs that were slow as a whole do not move it."""
+    assert mean_speed([100.0] * 10 + [1.0, 900.0]).value == pytest.approx(100)
+    assert mean_speed([100.0] * 9 + [1.0, 900.0]).value == pytest.approx(100 * (0.01 * 9) ** (1 / 11))
+    assert mean_speed([None, 90.0, None]).value == pytest.approx(90)
+    assert mean_speed([None]) is None
 
 
 def test_jitter_of_a_normal_sample_is_its_standard_deviation():

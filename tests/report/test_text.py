@@ -32,8 +32,8 @@ def test_arms_stand_below_their_devices_with_their_scaling():
     assert lines[0] == as_markdown(study(6)).splitlines()[2]
     titles = [lines.index("1 device"), lines.index("2 devices")]
     one, two = lines[titles[0] + 1], lines[titles[1] + 1]
-    assert re.match(r"  torch single 1x1 +100\.1 +- +0\.500  █+", one)
-    assert re.match(r"  torch ddp 2x1 +80\.1 +0\.80x +0\.500  █+", two)
+    assert re.match(r"  torch single 1x1 +100\.0 +- +0\.500  █+", one)
+    assert re.match(r"  torch ddp 2x1 +80\.0 +0\.80x +0\.500  █+", two)
     assert len(two.split("█")) < len(one.split("█"))
     assert lines[-1] == "On 2 devices: all but torch fabric 2x1 may be compared."
 
@@ -96,7 +96,7 @@ def test_no_line_exceeds_the_terminal_and_no_figure_is_broken(width):
     for comparison in (shown, long):
         text = as_text(comparison, width)
         assert max(map(len, text.splitlines())) <= max(width, len(max(LONG.split(), key=len)) + 12)
-        for speed in ("100.1", "80.1", "70.1", "130.0"):
+        for speed in ("100.0", "80.0", "70.0", "130.0"):
             assert text.count(f" {speed}") == 1
 
 
