@@ -275,7 +275,7 @@ class RunFields(Config):
             help="When the run has ended, have another framework make its last steps again in float64.",
         ),
     )
-    """Whether the last steps are made again when the run has ended, see `dpcompare.launch.late_step`. None: a run does
+    """Whether the last steps are repeated when the run has ended, see `dpcompare.launch.late_step`. None: a run does
     not, a study does so in its first round."""
     task: Literal["train", "probe", "late step"] = setting("train", changes=Changes.STEP_TIME)
     """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.training.probe`.

@@ -290,14 +290,14 @@ def replicas_equal(results: Sequence[RunResult], values: Sequence[Any], all_valu
 def late_step(result: RunResult) -> str:
     """Whether another framework confirms the last steps of a run."""
     if result.late_step is None:
-        return "not made again"
+        return "not repeated"
     if result.late_step.problem or result.late_step.left_out is not None:
         return result.late_step.in_words
     return f"confirmed by {result.late_step.framework}"
 
 
 def no_late_step_problem(results: Sequence[RunResult], values: Sequence[Any], all_values: Values) -> Outcome:
-    """One run whose last steps another framework makes otherwise is enough; those that were not made again are none."""
+    """One run whose last steps another framework makes otherwise is enough; those that were not repeated are none."""
     problems = [result.late_step.problem for result in results if result.late_step and result.late_step.problem]
     return Outcome(equal=not problems, is_reason=bool(problems), detail="; ".join(dict.fromkeys(problems)))
 

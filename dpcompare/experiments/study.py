@@ -134,7 +134,7 @@ class Study(Config):
     def config_of(self, number: int, arm: Arm) -> RunConfig:
         """The run of an arm in a round: with `vary_seed` under the seed of that round, with its initial weights.
 
-        Unless that is asked for, its late step is made again in the first round alone: rounds repeat one training.
+        Unless that is asked for, its late step is repeated in the first round alone: rounds repeat one training.
         """
         config = arm.config
         if config.late_step is None and number == LATE_STEP_ROUND:

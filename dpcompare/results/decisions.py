@@ -30,7 +30,7 @@ def decoded(text: str) -> Digests:
     """What `encoded` was given.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: it is another text.
     """
     return np.frombuffer(base64.b64decode(text, validate=True), "<u4").astype(np.uint32)
 

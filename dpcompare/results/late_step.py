@@ -1,4 +1,4 @@
-"""The late step of a run: its last steps made again in float64 by another framework, from the run's own state."""
+"""The late step of a run: its last steps repeated in float64 by another framework, from the run's own state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dpcompare.system.type_names import Array
 Norms = npt.NDArray[np.float64]
 
 LATE_STEPS = 2
-"""How many of the last steps are made again: two, so that what is left out of every second one shows as well."""
+"""How many of the last steps are repeated: two, so that what is left out of every second one shows as well."""
 
 LOSS_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "TF32": 5e-3, "bfloat16": 3e-2}
 """Arithmetic -> the largest difference of a loss, relative to a loss above 1."""
@@ -43,9 +43,9 @@ class LateStep(BaseModel):
     left_out: str | None = None
     """Why it was not made; None where it was."""
     framework: str | None = None
-    """By which it was made again, with one device in float64."""
+    """By which it was repeated, with one device in float64."""
     first: Count | None = None
-    """The first of the steps that were made again."""
+    """The first of the steps that were repeated."""
     last: Count | None = None
     part_of_tolerance: Measured | None = None
     """The largest difference, as a part of what rounding explains; above 1 the run did something else."""
@@ -73,7 +73,7 @@ class LateStep(BaseModel):
 
 
 def why_not(config: PreparedRun) -> str | None:
-    """Why the last steps of a run cannot be made again by one device; None where they can."""
+    """Why the last steps of a run cannot be repeated by one device; None where they can."""
     workload, replicas = config.workload, config.topology.num_replicas
     num_steps = workload.total_steps(config.inputs.num_train)
     has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
@@ -122,7 +122,7 @@ def compared(
     arithmetic: str,
     first_step: int,
 ) -> tuple[float, str]:
-    """The largest difference between the last steps of a run and the same made again.
+    """The largest difference between the last steps of a run and the same repeated.
 
     Args:
         before: the tensors of the run before these steps; see `tensors_of`.

@@ -21,7 +21,7 @@ CHECKPOINTS_DIR = "checkpoints"
 ATTEMPTS_DIR = "attempts"
 LATE_STEP_DIR = "late-step"
 LATE_STEP_BEFORE, LATE_STEP_AFTER, LATE_STEP_AGAIN = (f"{name}.safetensors" for name in ("before", "after", "again"))
-"""In LATE_STEP_DIR: the state of the run before its last steps, after them, and what they are made again to."""
+"""In LATE_STEP_DIR: the state of the run before its last steps, after them, and what they are repeated to."""
 
 LOG_LINES_SHOWN = 20
 
@@ -84,7 +84,7 @@ def slurm_log_path(run_dir: Path) -> Path:
 
 
 def late_step_dir(run_dir: Path) -> Path:
-    """Where a run keeps its state before and after its last steps until they were made again."""
+    """Where a run keeps its state before and after its last steps until they were repeated."""
     return run_dir / LATE_STEP_DIR
 
 

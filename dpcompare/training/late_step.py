@@ -1,4 +1,4 @@
-"""The last steps of a run, kept while it trains, and made again afterwards from what it kept."""
+"""The last steps of a run, kept while it trains, and repeated afterwards from what it kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpcompare.training.schedule import learning_rate, training_reader
 
 
 class LateStepFiles:
-    """Keeps the state of a run before its last steps and after them, if it is to be made again."""
+    """Keeps the state of a run before its last steps and after them, if it is to be repeated."""
 
     def __init__(self, backend: Backend, run_dir: Path, num_steps: int) -> None:
         is_kept = bool(backend.config.late_step) and why_not(backend.config) is None

@@ -207,7 +207,7 @@ class Trainer:
         self._window.leave_out()
 
     def keep_late_step(self, step: int) -> None:
-        """Keep the state before or after the last steps, which are to be made again."""
+        """Keep the state before or after the last steps, which are to be repeated."""
         self._log.write()
         self._late_step.keep(step)
         self._window.leave_out()

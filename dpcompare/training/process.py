@@ -134,7 +134,7 @@ def _train(
     observer: Observer,
     local_devices: tuple[str, ...],
 ) -> loop.TrainingSummary | None:
-    """The training that the config asks for; None where it is no training of its own."""
+    """The training that the config asks for; None where it repeats steps of another run."""
     config = backend.config
     store = open_store(config.inputs.store)
     if config.task == "late step":

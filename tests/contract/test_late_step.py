@@ -1,4 +1,4 @@
-"""The last steps of real runs, made again by another framework: confirmed, contradicted, left out and interrupted."""
+"""The last steps of real runs, repeated by another framework: confirmed, contradicted, left out and interrupted."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The last steps of a run against the same steps made again: what rounding explains, and what it does not."""
+"""The last steps of a run against the same steps repeated: what rounding explains, and what it does not."""
 
 import math
 
@@ -28,7 +28,7 @@ def adam_step(state, gradients, dtype):
 
 
 def files(*, noise=1e-6, fault=lambda name, gradient: gradient, stored=np.float32):
-    """The tensors before two steps and after them, and the same made again; noise is that of the run's gradients."""
+    """The tensors before two steps and after them, and the same repeated; noise is that of the run's gradients."""
     rng = np.random.default_rng(0)
     scale = dict.fromkeys(SHAPES, 1.0) | {"shift.bias": 0.0}  # whose gradient is rounding alone
     before = {f"model.{name}": rng.normal(0, 0.1, shape) for name, shape in SHAPES.items()}
