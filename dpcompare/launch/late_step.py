@@ -73,7 +73,7 @@ def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callb
     if not (folder / LATE_STEP_BEFORE).is_file():
         return LateStep(left_out=f"the run was resumed after the first of its last {LATE_STEPS} steps")
     again = _config_again(config)
-    callbacks.report(f"making the last {LATE_STEPS} steps again: {again.framework} in float64")
+    callbacks.report(f"repeating the last {LATE_STEPS} steps: {again.framework} in float64")
     again.save(folder / ATTEMPT_CONFIG_FILE)
     (folder / LOGS_DIR).mkdir(exist_ok=True)
     outcome = launch(

@@ -16,6 +16,7 @@ from dpcompare.models.architectures import model_of
 from dpcompare.models.state import State, TrainingState, is_statistic
 from dpcompare.system.json_files import Count, Measured
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.terminal_text import pluralize
 from dpcompare.system.type_names import Array
 
 Norms = npt.NDArray[np.float64]
@@ -78,7 +79,7 @@ def why_not(config: PreparedRun) -> str | None:
     num_steps = workload.total_steps(config.inputs.num_train)
     has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
     reasons = {
-        f"a run of {num_steps} steps has no late one": num_steps <= LATE_STEPS,
+        f"a run of {pluralize(num_steps, 'step')} has no late one": num_steps <= LATE_STEPS,
         "it may end at its target before its last step": config.stop_at_target,
         "its replicas train each a model of its own": not config.sync_gradients,
         "it trains one batch over and over": config.reuse_batch,

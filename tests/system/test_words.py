@@ -26,6 +26,7 @@ NEVER_ONE = {
         "len(deeper)",
         "len(judged)",
     ),
+    *("chance.num_classes", "FEWEST_STEPS", "LATE_STEPS", "self.part_of_tolerance"),
     *("config.stages", "max(done, needed)", "max(best.rounds, needed)", "self.stages", "len(again)", "self.count"),
     *("num_stages", "len(seconds)", "collection.repeats", "num_runs", "num_classes", "len(split)", "expected.count"),
     *("VALIDATED_NODES", "ROUNDS_FOR_CLAIM", "ASSUMED_LAYERS", "TIMES_THE_BATCH", "batch", "explanation.rounds"),
