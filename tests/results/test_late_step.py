@@ -109,7 +109,7 @@ def test_a_rate_shows_in_the_update_alone():
 
 
 def test_a_loss_is_named_by_its_step():
-    assert difference(files(), losses=(0.5, 0.41)) == (pytest.approx(100), "loss of step 30")
+    assert difference(files(), losses=(0.5, 0.41)) == (pytest.approx(10), "loss of step 30")
     assert difference(files(), losses=(float("nan"), 0.4)) == (math.inf, "loss of step 29")
 
 
