@@ -34,7 +34,9 @@ HARMLESS_NAMES = frozenset({
     # Services and jobs.
     *("CI", "INVOCATION_ID", "JOB_ID", "JOURNAL_STREAM", "MAKEFLAGS", "MAKELEVEL", "MANAGERPID", "MFLAGS"),
     *("CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "NVIDIA_VISIBLE_DEVICES"),
+    *("JOB_COMPLETION_INDEX", "JOB_NAME", "KRB5CCNAME", "NQUEUES", "NSLOTS", "PE_HOSTFILE", "QUEUE"),
     # Each process of a run has its own: its place, its devices and its network, which other rows compare.
+    *("GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     *("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "GROUP_WORLD_SIZE", "NPROC", "ROLE_NAME", "ROLE_RANK"),
     *("ROLE_WORLD_SIZE",),
     *(name for row in FRAMEWORKS.values() for name in row.rendezvous_variables),
@@ -42,6 +44,7 @@ HARMLESS_NAMES = frozenset({
     *WITHOUT_EFFECT,
 })  # fmt: skip
 HARMLESS_PREFIXES = (
+    *("FLUX_", "LSF_", "LS_", "PET_", "RAY_", "SGE_", "_CONDOR_"),
     *("ELECTRON_", "GIO_", "GJS_", "GSETTINGS_", "GSM_", "IPYTHON", "LMOD", "PYDEVD_", "SNAP"),
     *("ALACRITTY_", "BASH", "BUILD_", "CONDA", "DBUS_", "DPCOMPARE_", "FISH_", "GDM", "GHOSTTY_", "GIT_", "GITHUB_"),
     *("GITLAB_", "GNOME_", "GPG_", "GTK_", "HIST", "ITERM_", "JENKINS_", "JPY_", "JUPYTER", "KDE_", "KITTY_"),

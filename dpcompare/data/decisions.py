@@ -7,8 +7,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.data.augmentation import UNCHANGED
 from dpcompare.data.batches import HostBatch
+from dpcompare.data.pixels import normalised
 from dpcompare.system.type_names import Array
+
+UNCHANGED_TABLES = normalised(UNCHANGED.brightnesses)
+"""What each byte becomes without augmentation."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -51,7 +56,8 @@ def digests_of_rows(batch: HostBatch) -> dict[str, int]:
         "labels": _sum(_combined([*row, batch.labels.astype(np.int64).view(np.uint64)])[counts]),
     }
     changes = [words for words in (batch.flips, batch.corners) if words is not None]
-    if changes or len(batch.tables) > 1:
+    # Of one row there is one table in any case.
+    if changes or len(batch.tables) > 1 or not np.array_equal(batch.tables, UNCHANGED_TABLES):
         columns = [column for words in changes for column in words.reshape(len(counts), -1).astype(np.uint64).T]
         folded = _folded(batch.tables)
         columns.append(folded if len(folded) > 1 else folded.repeat(len(counts)))

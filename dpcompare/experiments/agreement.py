@@ -197,17 +197,25 @@ class ByRounding:
     """Arithmetic -> the largest difference, relative to the largest figure; those of others may differ as they do."""
     least: float = 1.0
     """The difference is relative to no less than this."""
+    samples: Callable[[RunResult], int] | None = None
+    """The samples that a figure is a share of: but in float64, rounding may decide about one of them."""
 
     def __call__(self, results: Sequence[RunResult], values: Sequence[Any]) -> bool:
         each = [value if isinstance(value, list) else [value] for value in values if value != NOT_KNOWN]
         known = [figures for figures in each if all(isinstance(figure, float) for figure in figures)]
         if len(known) < len(each) or len(each) < 2:
             return all(figures == each[0] for figures in each)
-        tolerance = max(self.tolerances.get(_arithmetic(result), math.inf) for result in results)
+        tolerance = max(self._tolerance(result) for result in results)
         return all(
             max(step_losses) - min(step_losses) <= tolerance * max(self.least, *map(abs, step_losses))
             for step_losses in zip(*known, strict=False)
         )
+
+    def _tolerance(self, result: RunResult) -> float:
+        tolerance = self.tolerances.get(result.arithmetic, math.inf)
+        if self.samples is None or result.arithmetic == "float64":
+            return tolerance
+        return max(tolerance, 1.5 / self.samples(result))
 
 
 def same_batches(results: Sequence[RunResult], values: Sequence[Any]) -> bool:
@@ -248,6 +256,18 @@ def evaluated_rows(result: RunResult) -> dict[int, str] | str:
     """Step of each evaluation -> the checksum of its samples, labels and pixels."""
     rows = {evaluation.step: evaluation.rows for evaluation in result.evaluations if evaluation.rows is not None}
     return rows or NOT_KNOWN
+
+
+def where_evaluated_rows_differ(results: Sequence[RunResult]) -> str:
+    """The first evaluation that read something else in another run than in the first, in words."""
+    rows = [{row.step: row.rows for row in result.evaluations if row.rows} for result in results]
+    steps = [step for other in rows[1:] for step in other if rows[0].get(step, other[step]) != other[step]]
+    return f"first differ in the evaluation after step {min(steps)}" if steps else ""
+
+
+def in_one_checksum(values: Sequence[Any]) -> list[Any]:
+    """Values of which a run has many, as one checksum of all."""
+    return [value if value == NOT_KNOWN else hashlib.sha256(repr(value).encode()).hexdigest() for value in values]
 
 
 def evaluation_accuracy(result: RunResult) -> Any:
@@ -305,10 +325,6 @@ def no_late_step_problem(results: Sequence[RunResult], values: Sequence[Any], al
 def has_one_order(result: RunResult) -> bool:
     """Whether its updates come in the same order in every run; asynchronous ones do not, and so compute others."""
     return (result.settings or {}).get("updates") != "asynchronous"
-
-
-def _arithmetic(result: RunResult) -> str:
-    return "TF32" if result.precision == "float32" and result.settings.get("tf32") else result.precision
 
 
 def on_cpu(result: RunResult) -> bool:

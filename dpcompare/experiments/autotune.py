@@ -114,7 +114,8 @@ def _short_run(
 ) -> RunResult | None:
     """The result of a short run; None where it fails."""
     workload = config.workload.changed(epochs=None, steps=STEPS, warmup_steps=WARMUP_STEPS)
-    changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
+    changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None}
+    changes |= {"max_restarts": 0, "late_step": False}
     study_dir.parent.mkdir(parents=True, exist_ok=True)
     # Next to the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:

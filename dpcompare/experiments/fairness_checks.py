@@ -144,7 +144,8 @@ CHECKS: dict[str, FairnessCheck] = {
         values.evaluated_rows,
         Changes.LEARNING,
         "every evaluation must read the same pixels and labels",
-        compare=Agreement(agree=same_batches),
+        compare=Agreement(agree=same_batches, explain=values.where_evaluated_rows_differ),
+        shown=values.in_one_checksum,
         depends_on=Changes.BATCHES,
     ),
     "optimizer steps": FairnessCheck(
@@ -205,7 +206,10 @@ CHECKS: dict[str, FairnessCheck] = {
         values.computed("first_evaluation_accuracy"),
         Changes.LEARNING,
         "an accuracy must count the same samples as correct",
-        compare=Agreement(agree=ByRounding(TOLERANCES["first evaluation accuracy"]), applies_to=on_cpu),
+        compare=Agreement(
+            agree=ByRounding(TOLERANCES["first evaluation accuracy"], samples=lambda result: result.global_batch_size),
+            applies_to=on_cpu,
+        ),
         depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS,
     ),
     "later losses": FairnessCheck(

@@ -6,9 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from dpcompare.backends.availability import require_mode
@@ -26,13 +27,16 @@ from dpcompare.results.late_step import LATE_STEPS, LateStep, compared, why_not
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import (
     ATTEMPT_CONFIG_FILE,
+    EVENTS_DIR,
     LATE_STEP_AFTER,
     LATE_STEP_AGAIN,
     LATE_STEP_BEFORE,
     LOGS_DIR,
+    RESULT_FILE,
     late_step_dir,
 )
 from dpcompare.system.devices import available_cores
+from dpcompare.system.json_files import MOST
 
 MOST_SECONDS = 300.0
 """How long it may take; what takes longer is given up, and the run says so."""
@@ -56,37 +60,53 @@ def with_late_step(result: RunResult, config: PreparedRun, run_dir: Path, callba
     started_at = time.monotonic()
     try:
         late_step = _made(result, config, folder, callbacks)
-    except RequestError as error:
-        late_step = LateStep(left_out=str(error))
+    except (RequestError, OSError, SafetensorError) as error:  # the run itself has completed, whatever happens here
+        late_step = LateStep(left_out=str(error).partition("\n")[0])
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # three times the model and its optimizer
     if late_step.left_out is None:
         late_step = late_step.model_copy(update={"seconds": time.monotonic() - started_at})
-    result = result.model_copy(update={"late_step": late_step})
-    result.save(run_dir)
-    return result
+    with_it = result.model_copy(update={"late_step": late_step})
+    try:
+        with_it.save(run_dir)
+    except OSError as error:
+        callbacks.report(f"the late step cannot be written into {RESULT_FILE}: {error.strerror}")
+        return result
+    return with_it
 
 
 def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callbacks) -> LateStep:
     if reason := why_not(config) or _why_too_slow(config):
         return LateStep(left_out=reason)
-    if not (folder / LATE_STEP_BEFORE).is_file():
-        return LateStep(left_out=f"the run was resumed after the first of its last {LATE_STEPS} steps")
-    again = _config_again(config)
-    callbacks.report(f"repeating the last {LATE_STEPS} steps: {again.framework} in float64")
+    if not all((folder / name).is_file() for name in (LATE_STEP_BEFORE, LATE_STEP_AFTER)):
+        return LateStep(left_out="its state could not be kept, or the run was resumed within its last steps")
+    problems: list[str] = []
+    for again in _configs_again(config, problems):
+        callbacks.report(f"repeating the last {LATE_STEPS} steps: {again.framework} in float64")
+        if (why := _repeated(again, folder, callbacks.stopped_by)) is None:
+            return _judged(result, again, folder)
+        problems.append(f"{again.framework}: {why}")
+    return LateStep(left_out=f"no other framework can make it here: {'; '.join(problems)}")
+
+
+def _repeated(again: PreparedRun, folder: Path, stopped_by: Callable[[], str | None]) -> str | None:
+    """Have a framework repeat the steps; returns why it could not, and None where it did."""
     again.save(folder / ATTEMPT_CONFIG_FILE)
     (folder / LOGS_DIR).mkdir(exist_ok=True)
+    shutil.rmtree(folder / EVENTS_DIR, ignore_errors=True)  # of another framework that could not
     outcome = launch(
         plan(again, folder.resolve(), Endpoints(())),
         folder,
         Deadlines(start=MOST_SECONDS, progress=MOST_SECONDS),
         lambda event: None,  # the progress that is shown is that of the run
         isolate=is_isolated(again),
-        stopped_by=_until(time.monotonic() + MOST_SECONDS, callbacks.stopped_by),
+        stopped_by=_until(time.monotonic() + MOST_SECONDS, stopped_by),
     )
-    if outcome.failed or outcome.vanished:
-        why = why_it_failed(again, folder, outcome)
-        return LateStep(left_out=f"{again.framework} could not make it: {why.splitlines()[0]}")
+    return why_it_failed(again, folder, outcome).splitlines()[0] if outcome.failed or outcome.vanished else None
+
+
+def _judged(result: RunResult, again: PreparedRun, folder: Path) -> LateStep:
+    """What the repeated steps say of those of the run."""
     before, after, other = (load_file(folder / name) for name in (LATE_STEP_BEFORE, LATE_STEP_AFTER, LATE_STEP_AGAIN))
     last = len(result.train_loss)
     losses = result.train_loss[-LATE_STEPS:]
@@ -95,11 +115,15 @@ def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callb
         after,
         other,
         [float("nan") if loss is None else loss for loss in losses],
-        arithmetic="TF32" if result.settings.get("tf32") else result.precision,
+        arithmetic=result.arithmetic,
         first_step=last - LATE_STEPS + 1,
     )
     return LateStep(
-        framework=again.framework, first=last - LATE_STEPS + 1, last=last, part_of_tolerance=part, largest=largest
+        framework=again.framework,
+        first=last - LATE_STEPS + 1,
+        last=last,
+        part_of_tolerance=min(part, MOST),
+        largest=largest,
     )
 
 
@@ -119,11 +143,12 @@ def _why_too_slow(config: PreparedRun) -> str | None:
     return None if seconds <= MOST_SECONDS else f"these cores would need some {seconds / 60:.0f} minutes for it"
 
 
-def _config_again(config: PreparedRun) -> PreparedRun:
-    """The same training by one device of another framework, in float64.
+def _configs_again(config: PreparedRun, problems: list[str]) -> Iterator[PreparedRun]:
+    """The same training by one device of each other framework, in float64; the first starts and compiles fastest.
 
-    Raises:
-        RequestError: no other framework can be used here.
+    Args:
+        config: of the run.
+        problems: gets why a framework cannot be used here.
     """
     workload = config.workload
     is_one_batch = workload.batchnorm == "sync"
@@ -133,15 +158,14 @@ def _config_again(config: PreparedRun) -> PreparedRun:
         "batchnorm": "local",
         "accumulate": workload.accumulate * (1 if is_one_batch else config.topology.num_replicas),
     }
-    problems = []
-    for framework in FRAMEWORKS:  # in their order: the first starts and compiles fastest
-        python = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON") or interpreter_made_for(framework)
+    for framework in FRAMEWORKS:
         if framework == config.framework:
             continue
-        python = python or sys.executable
+        named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
+        python = named or interpreter_made_for(framework) or sys.executable
         try:
             require_mode(framework, "single", python)
-            return PreparedRun(
+            again = PreparedRun(
                 framework=framework,
                 mode="single",
                 workload=workload.changed(**fields),
@@ -151,8 +175,9 @@ def _config_again(config: PreparedRun) -> PreparedRun:
                 inputs=config.inputs,
             )
         except RequestError as error:
-            problems.append(str(error).splitlines()[0])
-    raise RequestError(f"no other framework can make it here: {'; '.join(problems)}")
+            problems.append(str(error).partition("\n")[0])
+            continue
+        yield again
 
 
 def _one_device(config: PreparedRun) -> Cluster:

@@ -29,6 +29,8 @@ LOSS_TOLERANCES = {"float64": 1e-9, "float32": 1e-3, "TF32": 5e-3, "bfloat16": 3
 2.7e-5 after 44 steps."""
 CHANGE_TOLERANCES = {"float64": 1e-6, "float32": 1e-2, "TF32": 1e-1, "bfloat16": 4e-1}
 """Arithmetic -> the largest difference of what the steps changed in all tensors of a kind, relative to the change."""
+MOST_STATE_BYTES = 16e9
+"""The most bytes of memory that the states of a run and of the same steps may take, all processes together."""
 TENSOR_FACTOR = 4.0
 """How many times as much a single tensor may differ: many small ones have a gradient that is mostly rounding."""
 NOISE = {"float64": 1e-9, "float32": 1e-4, "TF32": 1e-2, "bfloat16": 1e-1}
@@ -76,11 +78,14 @@ class LateStep(BaseModel):
 
 def why_not(config: PreparedRun) -> str | None:
     """Why the last steps of a run cannot be repeated by one device; None where they can."""
-    workload, replicas = config.workload, config.topology.num_replicas
+    workload, replicas, processes = config.workload, config.topology.num_replicas, config.topology.num_processes
+    # Of a file of float32: parameters and two slots in each process, then before, after, and both in float64.
+    state_bytes = config.inputs.weights.stat().st_size * (3 * processes + 12)
     num_steps = workload.total_steps(config.inputs.num_train)
     has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
     reasons = {
         f"a run of {pluralize(num_steps, 'step')} has no late one": num_steps <= LATE_STEPS,
+        f"its state would take {state_bytes / 1e9:.0f} GB in all processes": state_bytes > MOST_STATE_BYTES,
         "it may end at its target before its last step": config.stop_at_target,
         "its replicas train each a model of its own": not config.sync_gradients,
         "it trains one batch over and over": config.reuse_batch,
@@ -153,8 +158,10 @@ def compared(
     first_moment = next((kinds[slot] for slot in FIRST_MOMENTS if slot in kinds), None)
     for kind, norms in kinds.items():
         # An optimizer may make an update of usual size out of a gradient that is rounding alone.
-        source = first_moment if kind == "update" and first_moment else norms
-        differences += _of_kind(kind, norms, source.noise(NOISE[arithmetic]), CHANGE_TOLERANCES[arithmetic])
+        noise = norms.noise(NOISE[arithmetic])
+        if kind == "update" and first_moment:
+            noise = np.maximum(noise, norms.changes * first_moment.part_of_noise(NOISE[arithmetic]))
+        differences += _of_kind(kind, norms, noise, CHANGE_TOLERANCES[arithmetic])
     return max((math.inf if math.isnan(part) else part, what) for part, what in differences)
 
 
@@ -191,13 +198,18 @@ class _Kind:
         )
 
     def noise(self, part: float) -> Norms:
-        """What of each tensor's change is rounding, as a part of the change.
+        """The norm of what of each tensor's change is rounding.
 
         Args:
             part: of the root mean square of all changes that is rounding.
         """
         usual = part * np.linalg.norm(self.changes) / math.sqrt(self.sizes.sum())
-        noise: Norms = usual * np.sqrt(self.sizes) / np.maximum(self.changes, np.finfo(float).tiny)
+        noise: Norms = usual * np.sqrt(self.sizes)
+        return noise
+
+    def part_of_noise(self, part: float) -> Norms:
+        """The same as a part of the tensor's change; 1e9 where that is nothing."""
+        noise: Norms = np.minimum(self.noise(part) / np.maximum(self.changes, np.finfo(float).tiny), 1e9)
         return noise
 
 
@@ -208,7 +220,7 @@ def _norms(tensors: Iterable[Array]) -> Norms:
 def _of_kind(kind: str, norms: _Kind, noise: Norms, tolerance: float) -> Iterator[tuple[float, str]]:
     """The differences of all tensors of a kind together, and of the worst: parts of what rounding explains."""
     least = np.finfo(float).tiny
-    explained = (tolerance + noise) * norms.changes
+    explained = tolerance * norms.changes + noise
     whole = np.linalg.norm(explained) + np.linalg.norm(norms.roundings)
     yield float(np.linalg.norm(norms.errors) / max(whole, least)), f"{kind} of all tensors"
     parts = norms.errors / np.maximum(TENSOR_FACTOR * explained + norms.roundings, least)

@@ -169,8 +169,8 @@ class RunResult(BaseModel):
     """Part of the time that this takes next to the measured steps, which images per second leave out: in the median of
     ten parts of the run."""
     apart_fraction: Measured | None = None
-    """Part of the time that was left out as an evaluation, a checkpoint or a trace where none of them was due; None in
-    results before 0.2.0."""
+    """Part of the time that was left out as an evaluation, a checkpoint or a trace where none of them was due; None
+    where nothing was, and in results before 0.2.0."""
     clock: ClockCheck | None = None
     """None if the run was not watched, or for too short a time."""
     joules_per_image: Measured | None = None
@@ -243,6 +243,11 @@ class RunResult(BaseModel):
         raise ValueError("expected the config of a run, with its workload and cluster")
 
     @property
+    def arithmetic(self) -> str:
+        """In what it was computed: its precision, or TF32, to which only products in float32 are rounded."""
+        return "TF32" if self.precision == "float32" and self.settings.get("tf32") else self.precision
+
+    @property
     def target_accuracy(self) -> float | None:
         """The accuracy that the run was to reach."""
         return self.config.get("target_accuracy")
@@ -303,7 +308,8 @@ class RunResult(BaseModel):
         between = (
             None if self.between_steps_fraction is None else self.between_steps_fraction + (self.apart_fraction or 0)
         )
-        if between is not None and (problem := much_between_steps(between, step_seconds)):
+        is_on_gpu = self.device_type == "gpu"
+        if between is not None and (problem := much_between_steps(between, step_seconds, on_gpu=is_on_gpu)):
             return problem
         backlog = self.computed.backlog_seconds if self.computed else None
         return None if backlog is None else long_backlog(backlog, (step_seconds or 0.0) * self.measured_steps)

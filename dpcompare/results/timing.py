@@ -95,15 +95,15 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
         "between_steps_fraction": 0.0
         if counted_in_steps
         else fraction_between_steps(seconds, slowest.host_overhead_seconds[steps]),
-        "apart_fraction": _unexplained_apart(config, slowest, steps) / sum(seconds),
+        "apart_fraction": _unexplained_apart(config, slowest, steps) / sum(seconds) or None,
     }
 
 
 def _unexplained_apart(config: RunConfig, process: ProcessSeries, steps: slice) -> float:
     """Seconds before measured steps that were left out as an evaluation or the like where none was due."""
-    due = {evaluation.step for evaluation in process.evaluations} | set(config.profile_steps or ())
+    due = {evaluation.step for evaluation in process.evaluations} | set((config.profile_steps or ())[1:])
     if config.late_step:
-        due |= {process.num_steps - count for count in range(LATE_STEPS + 1)}
+        due |= {process.num_steps - LATE_STEPS, process.num_steps}
 
     def is_due(step: int) -> bool:
         return step in due or bool(config.checkpoint_every and step % config.checkpoint_every == 0)

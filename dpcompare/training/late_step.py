@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dpcompare.backends.base import Backend
@@ -35,7 +37,10 @@ class LateStepFiles:
         """Write the state after so many steps; all processes must call it."""
         state = self._backend.state()
         if self._backend.process_rank == 0:
-            _save(tensors_of(state), self._folder / self._files[step])
+            with suppress(
+                OSError, SafetensorError
+            ):  # a full disk, say, is no reason to lose the run: its late step is left out
+                _save(tensors_of(state), self._folder / self._files[step])
         self._backend.barrier()
 
 

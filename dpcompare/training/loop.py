@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice, repeat
 from pathlib import Path
 
@@ -165,7 +166,7 @@ class Trainer:
                 global_count=self._batches[0].global_count,
                 data_seconds=received - start,
                 is_compiled=self._backend.num_compilations > compilations,
-                decisions=self._decisions.of_step(step, rate),
+                decisions=partial(self._decisions.of_step, step, rate),
             )
         )
 

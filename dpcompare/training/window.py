@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class StepLog:
         last_step = self._steps[-1].step
         apart = [step.apart_seconds for step in self._steps]
         joules = [step.joules for step in self._steps if step.joules is not None]
+        decisions = [step.decisions() for step in self._steps]
         self._events.append(
             StepsTrained(
                 step=last_step,
@@ -61,10 +62,7 @@ class StepLog:
                 apart_seconds=apart if any(apart) else None,
                 joules=joules or None,
                 are_timed=None if all(step.is_timed for step in self._steps) else False,
-                decisions={
-                    what: encoded([step.decisions[what] for step in self._steps]) for what in self._steps[0].decisions
-                }
-                or None,
+                decisions={what: encoded([of[what] for of in decisions]) for what in decisions[0]} or None,
             )
         )
         self._steps.clear()
@@ -102,8 +100,8 @@ class MeasuredStep:
     """Samples of the global batch."""
     data_seconds: float
     """The part of `step_seconds` spent waiting for the batches."""
-    decisions: Mapping[str, int] = field(default_factory=dict)
-    """What the host decided for it -> a digest, see `dpcompare.training.decisions`."""
+    decisions: Callable[[], Mapping[str, int]] = dict
+    """Returns what the host decided -> a digest, see `dpcompare.training.decisions`; called when no clock runs."""
     is_compiled: bool = False
     """Whether the framework traced or compiled something for it."""
     step_seconds: float = 0.0

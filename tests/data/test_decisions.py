@@ -55,6 +55,15 @@ def test_what_a_workload_does_not_have_is_left_out(split):
     assert list(digests_of_rows(replace(batch, drop_masks=None))) == ["images", "labels"]
 
 
+def test_one_row_alone_is_known_to_be_augmented(split):
+    """Its table could be that of all rows."""
+    (batch,) = batches_of_last_step(split, augment=("brightness",))
+    one = {
+        name: getattr(batch, name)[:1] for name in ("pixels", "tables", "labels", "weights", "indices", "drop_masks")
+    }
+    assert "augmentation" in digests_of_rows(replace(batch, **one))
+
+
 def exchanged(array):
     other = array.copy()
     other[[0, 1]] = other[[1, 0]]

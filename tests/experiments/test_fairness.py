@@ -274,3 +274,30 @@ def test_a_model_without_batchnorm_has_no_epsilon_to_compare(epsilon):
     """Older releases wrote that of EfficientNet for every model."""
     one, other = (result(workload={"model": "mlp"}, settings={"batchnorm_epsilon": each}) for each in ("none", epsilon))
     assert "BatchNorm epsilon" not in {row.setting for row in compare([one, other]).rows if row.reason}
+
+
+def test_evaluated_rows_are_shown_as_one_checksum():
+    """A long run has thousands of evaluations."""
+    evaluated = [
+        Evaluation(epoch=number, step=10 * number, loss=1.0, accuracy=0.5, count=40, rows=f"{number:016x}")
+        for number in range(1, 4)
+    ]
+    others = [*evaluated[:1], evaluated[1].model_copy(update={"rows": "f" * 16}), evaluated[2]]
+    one, other = (result(evaluations=rows) for rows in (evaluated, others))
+    same, different = (compare([one, second]) for second in (one, other))
+    (row,) = (row for row in same.rows if row.setting == "evaluated rows")
+    assert (row.equal, len(row.values[0])) == (True, 64)
+    (reason,) = (reason for reason in different.reasons if reason.startswith("evaluated rows"))
+    assert reason.startswith("evaluated rows: first differ in the evaluation after step 20; ")
+
+
+@pytest.mark.parametrize(
+    ("precision", "more", "is_reason"),
+    [("float32", 1, False), ("float32", 2, True), ("bfloat16", 1, False), ("float64", 1, True)],
+)
+def test_rounding_may_decide_about_one_sample_of_few(precision, more, is_reason):
+    def of(correct):
+        return result(precision=precision, global_batch_size=8, computed={"first_evaluation_accuracy": correct / 8})
+
+    named = {row.setting for row in compare([of(3), of(3 + more)]).rows if row.reason}
+    assert ("first evaluation accuracy" in named) == is_reason

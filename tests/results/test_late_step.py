@@ -4,13 +4,19 @@ import math
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.late_step import _judged
 from dpcompare.models.state import TrainingState
+from dpcompare.results import late_step
 from dpcompare.results.late_step import LateStep, compared, state_of, tensors_of, why_not
+from dpcompare.training.late_step import LateStepFiles
+from tests.support.numpy_backend import NumpyBackend
+from tests.support.results import result
 
 SHAPES = {"conv.weight": (64, 9), "conv.bias": (64,), "shift.bias": (64,), "classifier.weight": (10, 64)}
 RATE, NOISE_OF_A_GRADIENT = 1e-3, 1e-6
@@ -118,6 +124,52 @@ def test_what_is_not_a_number_or_missing_does_not_pass():
     assert difference((before, run | {"model.conv.bias": run["model.conv.bias"] * np.nan}, again))[0] == math.inf
     del again["model.conv.bias"]
     assert difference((before, run, again)) == (math.inf, "update of other tensors")
+
+
+def test_a_slot_that_does_not_change_may_round():
+    before, run, again = files()
+    zero = {"optimizer.exp_avg.shift.bias": np.zeros(64)}
+    rounded = {"optimizer.exp_avg.shift.bias": np.full(64, 1e-9, np.float32)}
+    assert difference((before | zero, run | rounded, again | zero))[0] < 1
+
+
+def test_native_bfloat16_is_not_judged_as_tf32():
+    settings = {"tf32": True}
+    assert [result(precision=name, settings=settings).arithmetic for name in ("float32", "bfloat16", "float64")] == [
+        "TF32",
+        "bfloat16",
+        "float64",
+    ]
+    assert result(precision="float32").arithmetic == "float32"
+
+
+def test_a_difference_without_a_number_is_a_problem(tmp_path):
+    before, run, again = files()
+    run = run | {"model.conv.bias": run["model.conv.bias"] * np.nan}
+    for name, tensors in (("before", before), ("after", run), ("again", again)):
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    judged = _judged(result(train_loss=[0.5, 0.4]), config(), tmp_path)
+    assert judged.part_of_tolerance == 1e18
+    assert "update of" in judged.problem
+    assert LateStep.model_validate_json(judged.model_dump_json()) == judged
+
+
+def test_states_that_memory_may_not_hold_are_left_out(monkeypatch):
+    monkeypatch.setattr(late_step, "MOST_STATE_BYTES", 1e4)
+    assert "GB in all processes" in why_not(config())
+
+
+def test_a_full_disk_leaves_the_late_step_out(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpcompare.training.late_step.save_file", full)
+    backend = NumpyBackend(config("single", nodes=1, workload={"model": "mlp"}).changed(late_step=True))
+    backend.setup()
+    kept = LateStepFiles(backend, tmp_path, 10)
+    assert [step for step in range(11) if kept.keeps(step)] == [8, 10]
+    kept.keep(8)
+    assert not list((tmp_path / "late-step").iterdir())
 
 
 def test_a_state_survives_its_file_in_float64():
