@@ -300,11 +300,23 @@ def replicas_compared(result: RunResult) -> str:
 
 
 def replicas_equal(results: Sequence[RunResult], values: Sequence[Any], all_values: Values) -> Outcome:
-    """One run whose replicas train different models is enough."""
-    differ = [value for value in values if value not in (NOT_KNOWN, "one copy", "the same")]
-    return Outcome(
-        equal=len(set(values)) == 1 and not differ, is_reason=bool(differ), detail="; ".join(dict.fromkeys(differ))
-    )
+    """One run whose replicas train different models is enough.
+
+    Each replica makes the update itself: processors of several kinds may add up in another order, so that what differs
+    between these is shown, and is no reason.
+    """
+    sentences = [
+        result.computed.replica_difference
+        for result in results
+        if result.computed and result.computed.replica_difference and _is_of_one_kind(result)
+    ]
+    is_any = any(result.computed and result.computed.replica_difference for result in results)
+    return Outcome(equal=not is_any, is_reason=bool(sentences), detail="; ".join(dict.fromkeys(sentences)))
+
+
+def _is_of_one_kind(result: RunResult) -> bool:
+    """Whether all nodes have the same kind of processor, as far as that is known."""
+    return len({node.machine.cpu_model for node in result.nodes if node.machine}) <= 1
 
 
 def late_step(result: RunResult) -> str:

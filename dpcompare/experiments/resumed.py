@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -76,7 +77,13 @@ def _changed_versions(config: RunConfig, result: RunResult, ask: Callable[..., F
 
 
 def _is_same_version(recorded: str, installed: str) -> bool:
-    """Whether they are, where only one of them says for which device it was built: `2.14.1+cu130` and `2.14.1`."""
+    """Whether they are, where only one of them says for which device it was built: `2.14.1+cu130` and `2.14.1`.
+
+    A package and its metadata may write a pre-release differently: `2.21.0-rc0` and `2.21.0rc0`.
+    """
+    recorded, installed = (
+        re.sub(r"[-_.]?(a|b|rc|dev)[-_.]?(?=\d)", r"\1", version) for version in (recorded, installed)
+    )
     if "+" in recorded and "+" in installed:
         return recorded == installed
     return recorded.partition("+")[0] == installed.partition("+")[0]

@@ -6,6 +6,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.constancy import rounds_in_words
+from dpcompare.experiments.resumed import _is_same_version
 from dpcompare.experiments.study import Study
 from tests.support import studies
 from tests.support.arms import FAST, SLOW, compared, runs
@@ -146,3 +147,18 @@ def test_results_of_older_releases_are_judged_by_what_they_have():
 )
 def test_rounds_are_said_in_few_words(numbers, words):
     assert rounds_in_words(numbers) == words
+
+
+@pytest.mark.parametrize(
+    ("recorded", "installed", "is_same"),
+    [
+        ("2.14.1+cu130", "2.14.1", True),
+        ("2.14.1+cu130", "2.14.1+cpu", False),
+        ("2.21.0-rc0", "2.21.0rc0", True),
+        ("2.22.0-dev20261101", "2.22.0.dev20261101", True),
+        ("2.21.0-rc0", "2.21.0rc1", False),
+        ("2.13.0", "2.14.0", False),
+    ],
+)
+def test_a_version_may_be_written_in_two_ways(recorded, installed, is_same):
+    assert _is_same_version(recorded, installed) == is_same

@@ -6,8 +6,9 @@ from dpcompare.backends.description import speed_variables
 from dpcompare.errors import RequestError
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.fairness_checks import CHECKS
-from dpcompare.results.result import Evaluation
+from dpcompare.results.result import Evaluation, NodeRecord
 from dpcompare.system.gpu_state import GpuReading
+from dpcompare.system.machine import Machine
 from tests.support.results import gpu, on_gpus, result
 
 
@@ -301,3 +302,22 @@ def test_rounding_may_decide_about_one_sample_of_few(precision, more, is_reason)
 
     named = {row.setting for row in compare([of(3), of(3 + more)]).rows if row.reason}
     assert ("first evaluation accuracy" in named) == is_reason
+
+
+def of_replicas(*cpu_models):
+    """A run whose second replica has other weights, on nodes with these processors."""
+    nodes = [
+        NodeRecord(node_rank=rank, host=f"n{rank}", device_names=[], versions={}, machine=Machine(cpu_model=model))
+        for rank, model in enumerate(cpu_models)
+    ]
+    return result(nodes=nodes, computed={"replica_difference": "replica 1 differs from replica 0 in conv.bias"})
+
+
+@pytest.mark.parametrize(("cpu_models", "is_reason"), [(("A", "A"), True), (("A", "B"), False)])
+def test_replicas_must_be_equal_on_processors_of_one_kind(cpu_models, is_reason):
+    (row,) = (
+        row
+        for row in compare([of_replicas(*cpu_models), of_replicas(*cpu_models)]).rows
+        if row.setting == "equality of replicas"
+    )
+    assert (row.reason, row.equal) == (is_reason, False)
