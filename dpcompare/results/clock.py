@@ -115,11 +115,12 @@ LARGEST_DIFFERENCE = 0.05
 """Part by which a sum of seconds may lie outside the bounds that the launcher's looks set.
 
 Between the end of a step and its event losses are read, a line is written, and the process may wait for a core."""
-LARGEST_BETWEEN, LEAST_BETWEEN_SECONDS = 0.05, 5e-4
-"""Part of the time that may pass between steps, and seconds per step that are never too many.
+LARGEST_BETWEEN, LEAST_BETWEEN_SECONDS, STEPS_TO_JUDGE = 0.05, 5e-4, 20
+"""Part of the time that may pass between steps, seconds per step that are never too many, and steps that this takes.
 
-The largest of 206 healthy runs, most of them on a busy machine, had 0.018, and one of 80 short runs of models whose
-steps take a few ms 0.047, which was 0.43 ms; a forward pass is about a third."""
+The largest of 206 healthy runs, most of them on a busy machine, had 0.018; a forward pass is about a third."""
+LARGEST_BETWEEN_FEW = 0.3
+"""The same of fewer steps: of two on a busy machine it was 0.22. Nothing is claimed of such runs."""
 LARGEST_BETWEEN_ON_GPUS = 0.2
 """The same on GPUs, whose energy is read between windows: how long that takes on eight of them is not measured."""
 LARGEST_BACKLOG, LEAST_BACKLOG_SECONDS = 0.03, 0.3
@@ -211,16 +212,20 @@ def _check(process_rank: int, series: ProcessSeries, watched: Watched) -> ClockC
     )
 
 
-def much_between_steps(fraction: float, step_seconds: float | None, *, on_gpu: bool = False) -> str | None:
+def much_between_steps(
+    fraction: float, step_seconds: float | None, *, num_steps: int = STEPS_TO_JUDGE, on_gpu: bool = False
+) -> str | None:
     """A sentence about steps whose own seconds leave out much of the time; None where they do not.
 
     Args:
         fraction: part of the time that passes between steps.
         step_seconds: mean seconds of a step; None where that is not known.
+        num_steps: that were measured.
         on_gpu: whether the devices are GPUs.
     """
     per_step = math.inf if step_seconds is None or fraction >= 1 else step_seconds * fraction / (1 - fraction)
-    if fraction <= (LARGEST_BETWEEN_ON_GPUS if on_gpu else LARGEST_BETWEEN) or per_step <= LEAST_BETWEEN_SECONDS:
+    most = LARGEST_BETWEEN_ON_GPUS if on_gpu else LARGEST_BETWEEN
+    if fraction <= (most if num_steps >= STEPS_TO_JUDGE else LARGEST_BETWEEN_FEW) or per_step <= LEAST_BETWEEN_SECONDS:
         return None
     return f"{fraction:.0%} of the time passes between steps, which images per second leave out"
 

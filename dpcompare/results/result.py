@@ -308,8 +308,14 @@ class RunResult(BaseModel):
         between = (
             None if self.between_steps_fraction is None else self.between_steps_fraction + (self.apart_fraction or 0)
         )
-        is_on_gpu = self.device_type == "gpu"
-        if between is not None and (problem := much_between_steps(between, step_seconds, on_gpu=is_on_gpu)):
+        problem = (
+            None
+            if between is None
+            else much_between_steps(
+                between, step_seconds, num_steps=self.measured_steps, on_gpu=self.device_type == "gpu"
+            )
+        )
+        if problem:
             return problem
         backlog = self.computed.backlog_seconds if self.computed else None
         return None if backlog is None else long_backlog(backlog, (step_seconds or 0.0) * self.measured_steps)

@@ -134,6 +134,20 @@ def test_a_little_between_short_steps_is_no_fault(fraction, step_seconds, is_muc
 
 
 @pytest.mark.parametrize(
+    ("fraction", "judged", "is_much"),
+    [
+        (0.22, {"num_steps": 2}, False),
+        (0.42, {"num_steps": 2}, True),
+        (0.22, {"num_steps": 19}, False),
+        (0.1, {"on_gpu": True}, False),
+        (0.22, {"on_gpu": True}, True),
+    ],
+)
+def test_few_steps_and_gpus_have_limits_of_their_own(fraction, judged, is_much):
+    assert (much_between_steps(fraction, 0.1, **judged) is not None) == is_much
+
+
+@pytest.mark.parametrize(
     ("backlog", "measured", "is_long"), [(0.2, 1.0, False), (0.4, 1.0, True), (0.4, 60.0, False), (2.0, 60.0, True)]
 )
 def test_a_backlog_is_judged_by_what_was_measured(backlog, measured, is_long):
