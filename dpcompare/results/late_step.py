@@ -71,7 +71,7 @@ class LateStep(BaseModel):
         if self.part_of_tolerance is None or self.part_of_tolerance <= 1:
             return None
         return (
-            f"{self.framework} in float64 makes another step of the same state: {self.largest}, "
+            f"{self.framework} in float64 takes a different step from the same state: {self.largest} is off by "
             f"{self.part_of_tolerance:.3g} times what rounding explains"
         )
 
@@ -84,17 +84,17 @@ def why_not(config: PreparedRun) -> str | None:
     num_steps = workload.total_steps(config.inputs.num_train)
     has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
     reasons = {
-        f"a run of {pluralize(num_steps, 'step')} has no late one": num_steps <= LATE_STEPS,
+        f"a run of {pluralize(num_steps, 'step')} is too short for it": num_steps <= LATE_STEPS,
         f"its state would take {state_bytes / 1e9:.0f} GB in all processes": state_bytes > MOST_STATE_BYTES,
         "it may end at its target before its last step": config.stop_at_target,
-        "its replicas train each a model of its own": not config.sync_gradients,
+        "each of its replicas trains a model of its own": not config.sync_gradients,
         "it trains one batch over and over": config.reuse_batch,
         "its workers are asynchronous": not config.mode_row.steps_together and replicas > 1,
         "no other device normalises by micro-batches of all replicas": (
             has_batchnorm and workload.batchnorm == "sync" and workload.accumulate > 1 and replicas > 1
         ),
         f"{config.mode}: {config.mode_row.unverifiable}": bool(config.mode_row.unverifiable),
-        f"its nodes are those of the engine {config.placement.engine}": config.placement.engine != "local",
+        f"its nodes are other machines (engine {config.placement.engine})": config.placement.engine != "local",
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

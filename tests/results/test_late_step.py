@@ -192,9 +192,9 @@ def config(mode="ddp", *, nodes=2, framework="torch", workload=None, **fields):
 
 
 LEFT_OUT = {
-    "few steps": ({"workload": {"steps": 2, "warmup_steps": 1}}, "a run of 2 steps has no late one"),
+    "few steps": ({"workload": {"steps": 2, "warmup_steps": 1}}, "a run of 2 steps is too short for it"),
     "a target": ({"target_accuracy": 0.5, "stop_at_target": True}, "it may end at its target"),
-    "no gradient sync": ({"sync_gradients": False}, "its replicas train each a model of its own"),
+    "no gradient sync": ({"sync_gradients": False}, "each of its replicas trains a model of its own"),
     "one batch": ({"reuse_batch": True}, "it trains one batch over and over"),
     "micro-batches of all replicas": (
         {"workload": {"batchnorm": "sync", "accumulate": 2}},
@@ -219,7 +219,7 @@ def test_a_late_step_in_words():
     bad = good.model_copy(update={"part_of_tolerance": 12.5, "largest": "update of conv.bias"})
     assert bad.in_words == bad.problem
     assert bad.problem.endswith(
-        "another step of the same state: update of conv.bias, 12.5 times what rounding explains"
+        "a different step from the same state: update of conv.bias is off by 12.5 times what rounding explains"
     )
-    left_out = LateStep(left_out="a run of 2 steps has no late one")
-    assert left_out.in_words == "left out: a run of 2 steps has no late one"
+    left_out = LateStep(left_out="a run of 2 steps is too short for it")
+    assert left_out.in_words == "left out: a run of 2 steps is too short for it"
