@@ -71,6 +71,18 @@ def test_a_mode_records_what_it_exchanges(launched, arm):
         assert list(shares) == sorted(shares)
 
 
+SHARES_PARAMETERS = ("dp", "fsdp", "parameter-server")
+"""Modes whose replicas have no parameters of their own between two steps."""
+
+
+@pytest.mark.parametrize("arm", ALL_MODES)
+def test_replicas_are_compared_where_each_has_a_copy(launched, arm):
+    result, _ = launched(*arm)
+    assert result.computed.replica_difference is None
+    has_copies = result.num_replicas > 1 and arm[1] not in SHARES_PARAMETERS
+    assert result.computed.replicas_compared_after == ([0, 1, 8] if has_copies else [])
+
+
 @pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
 def test_a_mode_runs_and_records_what_it_was(launched, arm):
     framework, mode, nodes, devices = arm

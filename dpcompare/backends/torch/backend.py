@@ -350,7 +350,10 @@ class TorchBackend(Inspectable):
 
     def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
         for name, tensor in {**dict(self.model.named_parameters()), **self._slots()}.items():
-            yield name, [self.parallel.full_tensor(tensor).cpu().numpy()]
+            whole = self.parallel.full_tensor(tensor).cpu().numpy()
+            # Of shards every process gathers the same copy, which is no replica of its own.
+            if self.process_rank == 0 or self.parallel.local_shard(tensor) is tensor:
+                yield name, [whole]
 
     def first_grad_norm_sq(self) -> float | None:
         squares = [
