@@ -351,7 +351,7 @@ class TorchBackend(Inspectable):
     def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
         for name, tensor in {**dict(self.model.named_parameters()), **self._slots()}.items():
             whole = self.parallel.full_tensor(tensor).cpu().numpy()
-            # Of shards every process gathers the same copy, which is no replica of its own.
+            # Every process gathers the same copy of shards: only one counts.
             if self.process_rank == 0 or self.parallel.local_shard(tensor) is tensor:
                 yield name, [whole]
 
