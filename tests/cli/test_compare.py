@@ -121,7 +121,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, stderr
     assert "PARTIAL (" in stdout
     assert f"interrupted; to continue: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
     report = invoke("report", tmp_path / "out")

@@ -138,9 +138,11 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
     aggregate(config, tmp_path / "run", end).save(tmp_path / "run")
     done = invoke("report", tmp_path / "run", "--fail-if", "unstable")
     assert done.code == 3
-    assert re.search(r"round 1: step 6 took 20\.0 s, median \S+ s; without it \S+ images/s", done.stderr)
-    assert "STALLED torch ddp 2x1: round 1: step 6 took" in done.stdout
-    assert "STALLED" not in invoke("report", launched(*arm)[1]).stdout
+    others = r"(\d+ steps were slow: )?"  # a busy machine may really hold one up
+    told_of = rf"round 1: {others}step 6 took 20\.0 s, median \S+ s; without (it|them) \S+ images/s"
+    assert re.search(told_of, done.stderr)
+    assert re.search(rf"STALLED torch ddp 2x1: round 1: {others}step 6 took 20\.0 s", done.stdout)
+    assert "step 6 took 20.0 s" not in invoke("report", launched(*arm)[1]).stdout
 
 
 @pytest.mark.slow
