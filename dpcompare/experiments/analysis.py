@@ -11,9 +11,8 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
+from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
-from dpcompare.experiments.constancy import ArmRounds
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import (
     SheetOf,
@@ -26,6 +25,7 @@ from dpcompare.experiments.learning import (
 )
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, machines_in_words, measured_in_words
+from dpcompare.experiments.sheet import sheet_of_arms
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
@@ -49,11 +49,11 @@ def analyse(collection: Collection) -> Comparison:
     arms = list(map(_printable, collection.arms))
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)
-    sheet = _sheet(present, subject)
+    sheet = sheet_of_arms(present, subject)
 
     @cache
     def sheet_of(first: ArmRuns, second: ArmRuns) -> fairness.Sheet:
-        return _sheet([first, second], collection.subject_of([first, second]))
+        return sheet_of_arms([first, second], collection.subject_of([first, second]))
 
     claims = _claims(list(combinations(present, 2)), sheet_of)
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
@@ -144,38 +144,6 @@ def _half_width(made: ClaimRow, level: float) -> float:
         trimmed=num_trimmed(made.rounds),
     )
     return math.expm1(ratio.half_width(level) or 0.0)
-
-
-def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
-    """The fairness sheet of all completed runs: a check that changed between rounds makes arms not comparable as well.
-
-    Arms of different studies did not run in the same rounds.
-    """
-    sheet = fairness.compare(
-        [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
-    )
-    sheet.rows.extend(fairness.rows_within_arms(list(map(_rounds, arms))))
-    sources = [arm.source for arm in arms for _ in arm.completed]
-    if len(set(sources)) > 1:
-        sheet.rows.append(
-            fairness.Row(
-                setting="study",
-                values=sources,
-                equal=False,
-                reason=True,
-                remedy="what drifts between two studies would be taken for a difference; measure all arms in one",
-            )
-        )
-    return sheet
-
-
-def _rounds(arm: ArmRuns) -> ArmRounds:
-    return ArmRounds(
-        name=arm.name,
-        numbers=arm.completed_rounds,
-        runs=arm.completed,
-        on_one_machine=arm.config.placement.row.simulated,
-    )
 
 
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:

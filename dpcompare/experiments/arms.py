@@ -82,7 +82,8 @@ def expand_arms(
             continue
         topologies = _topologies(request, nodes, devices_per_node)
         if not topologies:
-            reason = "none of the topologies asked for suits this mode"
+            received = ", ".join(map(str, nodes or ()))
+            reason = f"received --nodes {received}, expected 1: this mode runs on one node; use --devices-per-node"
             refusals.append(Refusal(arm=request.text, reason=reason, is_wrong=False))
         for topology in topologies:
             try:

@@ -79,11 +79,11 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
     for change in [{}, *_changes(arm.config)]:
         tune = best | change
         made = _short_run(arm.config, tune, study_dir, report)
-        speed = made.images_per_second if made else None
+        speed = made.compared_speed if made else None
         least = best_speed * (1 + LEAST_GAIN)
         if change and speed is not None and speed > least:  # a single short run may be lucky
             made = _short_run(arm.config, tune, study_dir, report)
-            again = made.images_per_second if made else None
+            again = made.compared_speed if made else None
             speed = None if again is None else min(speed, again)
         kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"

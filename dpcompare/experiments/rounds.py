@@ -7,12 +7,12 @@ from itertools import combinations, zip_longest
 
 import numpy as np
 
-from dpcompare.experiments import fairness
 from dpcompare.experiments.check_row import Differs
-from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
+from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows, Round, Scaling
 from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
+from dpcompare.experiments.sheet import sheet_of_arms
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.results.predictions import Integers, Predictions
@@ -103,9 +103,7 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     if (one.mode, one.framework) != ("single", run.framework) or run.num_replicas == 1:
         return None
     # All rounds of both: the speed-up is of all of them.
-    sheet = fairness.compare(
-        [*arm.completed, *baseline.completed], subject=sorted(OF_SCALING), rounds=rounds_of_seeds([arm, baseline])
-    )
+    sheet = sheet_of_arms([arm, baseline], sorted(OF_SCALING))
     unequal = {row.setting for row in sheet.rows if row.reason}
     same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
     if same_per_replica and unequal <= _OF_WEAK_SCALING:

@@ -353,7 +353,10 @@ REFUSED = {
         ["--global-batch-size", "33", "--device", "cpu"],
         "received 33, which does not divide",
     ),
-    "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
+    "a topology that no arm has": (
+        ["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"],
+        "torch:dp: received --nodes 2, expected 1",
+    ),
 }
 
 

@@ -224,7 +224,7 @@ def test_a_setting_that_fails_does_not_end_autotune(tmp_path, monkeypatch):
             raise RunFailedError("it failed", str(run_dir))
         if speed == "refused":
             raise RequestError("no compiler")
-        return SimpleNamespace(images_per_second=speed, first_step_seconds=1.0)
+        return SimpleNamespace(compared_speed=speed, first_step_seconds=1.0)
 
     monkeypatch.setattr("dpcompare.experiments.autotune.run", run)
     workload = Workload(model="mlp", image_size=8, dataset="synthetic-mini", steps=8, warmup_steps=0, profile="native")
@@ -247,7 +247,7 @@ def test_a_native_run_takes_what_autotune_found_if_it_pays(tmp_path, monkeypatch
 
     def run(config, run_dir, report):
         speed = 100.0 + 20 * (config.tune.get("optimizer_kernels") == "foreach") + 50 * config.compiles
-        return SimpleNamespace(images_per_second=speed, first_step_seconds=150.0 if config.compiles else 0.1)
+        return SimpleNamespace(compared_speed=speed, first_step_seconds=150.0 if config.compiles else 0.1)
 
     monkeypatch.setattr("dpcompare.experiments.autotune.run", run)
     workload = Workload(

@@ -73,7 +73,9 @@ def test_every_arm_that_cannot_run_is_named_with_its_reason():
     assert [refusal.is_wrong for refusal in refusals] == [False, False, True]
     reasons = reasons_of(refusals)
     assert reasons[0] == "tensorflow:mirrored: tensorflow is not installed"
-    assert reasons[1] == "torch:dp: none of the topologies asked for suits this mode"
+    assert reasons[1] == (
+        "torch:dp: received --nodes 3, expected 1: this mode runs on one node; use --devices-per-node"
+    )
     assert reasons[2].startswith("torch:ddp on 3 nodes x 1 device: global_batch_size: received 32")
 
 

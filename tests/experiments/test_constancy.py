@@ -9,7 +9,7 @@ from dpcompare.experiments.constancy import rounds_in_words
 from dpcompare.experiments.resumed import _is_same_version
 from dpcompare.experiments.study import Study
 from tests.support import studies
-from tests.support.arms import FAST, SLOW, compared, runs
+from tests.support.arms import FAST, SLOW, compared, runs, single
 from tests.support.command import invoke
 from tests.support.constancy import changed_rounds, on
 from tests.support.results import result
@@ -40,6 +40,16 @@ def test_an_upgrade_between_rounds_is_named_with_its_rounds():
         "versions within an arm: torch ddp 2x1 had torch 2.13.0 in rounds 1 to 3, 2.14.1 in rounds 4 to 6; measure all "
         "rounds of an arm with the same versions: start a new study after an upgrade"
     ]
+
+
+def test_an_upgrade_between_rounds_leaves_no_speed_up():
+    one, two = single(SLOW, versions=NEW), runs("torch", "ddp", FAST, versions=NEW)
+    assert compared(one, two).arms[1].scaling is not None
+    for arm in (one, two):  # both alike, as where an environment was upgraded between two calls
+        changed_rounds(arm, (1, 2, 3), versions=OLD)
+    shown = compared(one, two)
+    assert (shown.arms[1].scaling, shown.claims[0].outcome) == (None, "NOT COMPARABLE")
+    assert shown.headline.startswith("NOT COMPARABLE")
 
 
 def test_a_copied_study_with_an_upgrade_in_it_is_not_compared(tmp_path):
