@@ -114,11 +114,14 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
     if too_few + len(doubted) == len(judged):
         return f"{_largest(doubted).sentence} Nothing is claimed of any of {len(judged)} pairs that may be compared."
     if left_out := too_few + len(doubted):
-        why = [f"{too_few} with too few rounds"] if too_few else []
-        why += [f"{len(doubted)} disturbed or too short"] if doubted else []
+        counts = {"too few rounds": too_few, "disturbed or too short runs": len(doubted)}
+        why = {reason: count for reason, count in counts.items() if count}
+        reasons = (
+            next(iter(why)) if len(why) == 1 else joined([f"{count} with {reason}" for reason, count in why.items()])
+        )
         return (
-            f"No difference in speed shown between arms that may be compared; of their {len(judged)} pairs "
-            f"{joined(why)} {'is' if left_out == 1 else 'are'} not judged."
+            f"No difference in speed shown between arms that may be compared; {left_out} of their {len(judged)} pairs "
+            f"{'is' if left_out == 1 else 'are'} not judged: {reasons}."
         )
     return "No difference in speed shown between any two arms that may be compared."
 
