@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.signals import signals_held
 from dpcompare.system.type_names import FieldValue, PassedOn
 
 
@@ -89,6 +90,18 @@ class Config(BaseModel):
 
     # A model that holds this one must not call it, or the places of problems in a document would be lost.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    # Within a serializer written in Python, such as that of a placement, pydantic turns any exception into one of its
+    # own: Ctrl-C would end in its traceback, instead of in the sentence that says how to go on.
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """What pydantic's own method returns; signals that come meanwhile are handled afterwards."""
+        with signals_held():
+            return super().model_dump(**options)
+
+    def model_dump_json(self, **options: Any) -> str:
+        """What pydantic's own method returns; signals that come meanwhile are handled afterwards."""
+        with signals_held():
+            return super().model_dump_json(**options)
 
     def changed(self, **fields: FieldValue) -> Self:
         """A copy with other values for some fields, validated like a new one; a field that was never given stays so."""

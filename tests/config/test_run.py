@@ -1,5 +1,7 @@
 """Requests that make sense, and those that do not."""
 
+import signal
+
 import pytest
 
 from dpcompare.config.cluster import Cluster
@@ -40,6 +42,19 @@ def test_a_program_reads_what_the_command_line_says():
 
 def test_a_short_run_has_a_step_to_measure():
     assert [Workload(steps=steps).warmup_steps for steps in (1, 5, 6)] == [0, 4, 5]
+
+
+@pytest.mark.parametrize("write", [RunConfig.model_dump, RunConfig.model_dump_json])
+def test_ctrl_c_while_a_config_is_written_is_an_interrupt(monkeypatch, write):
+    asked = config()
+    options = type(asked.placement.options)
+    monkeypatch.setattr(options, "model_dump", lambda self, **_: signal.raise_signal(signal.SIGINT) or {})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_config_survives_its_file(tmp_path):
