@@ -284,10 +284,16 @@ def _in_name(overrides: Mapping[str, Any]) -> str:
     )
 
 
+def _option_of(typed: str) -> str:
+    """The name of the option that has this flag, without its dashes; `lr` is the learning rate."""
+    named = (row.name for row in OPTIONS if f"--{typed}" in row.flags)
+    return next(named, typed.replace("-", "_"))
+
+
 def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
-    name = key.replace("-", "_")
+    name = _option_of(key.replace("_", "-"))
     allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
     if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
         raise RequestError(

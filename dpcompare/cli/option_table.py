@@ -12,7 +12,7 @@ import click
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dpcompare.cli.option_values import Number
+from dpcompare.cli.option_values import Names, Number
 from dpcompare.config.setting import Config, Option, Scope, settings_of
 from dpcompare.system.type_names import FieldValue, PassedOn
 
@@ -138,9 +138,9 @@ def _of_type(option: Option, field: FieldInfo) -> dict[str, Any]:
     kinds = [_bare(kind) for kind in _alternatives(field.annotation) if kind is not type(None)]
     kind = kinds[0]
     if option.choices:
-        return {"type": click.Choice(option.choices)}
+        return {"type": Names(option.choices)}
     if get_origin(kind) is Literal:
-        return {"type": click.Choice(get_args(kind))}
+        return {"type": Names(get_args(kind))}
     if kind is bool:
         return {"default": None} if "/" in "".join(option.flags) else {"is_flag": True}
     if get_origin(kind) in (tuple, dict):

@@ -12,7 +12,8 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.config.frameworks import FRAMEWORKS, NO_FLOAT16
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.type_names import FieldValue
 
@@ -36,14 +37,16 @@ class NumberWithin(click.FloatRange):
         return super().convert(Number().convert(value, parameter, context), parameter, context)
 
 
-class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2
-    """The precisions of a run; says of float16, which one would expect among them, why it is not."""
+class Names(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2
+    """One of several names, or what it is called elsewhere; a usual one that is not among them is refused with why."""
 
     def convert(
         self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None
     ) -> FieldValue:
-        if value == "float16":
-            self.fail(NO_FLOAT16, parameter, context)
+        try:
+            value = name_here(parameter.name or "" if parameter else "", value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
         return super().convert(value, parameter, context)
 
 

@@ -14,14 +14,14 @@ from click.core import ParameterSource
 from dpcompare.cli import completion
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import Command, Typed, add_options, is_list, option, rows_of, rows_of_fields
-from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.cli.option_values import Names, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 from dpcompare.config.cluster import DeviceChoice
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, GROUPS, MODE, Config
-from dpcompare.config.workload import Precision, Workload
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.type_names import FieldValue
 
@@ -61,7 +61,7 @@ class RunOptions:
         help="Default: the visible GPUs shared out evenly; on the CPU 1, or 2 without --nodes in a mode of one node.",
     )
     device: DeviceChoice = option(
-        type=click.Choice(get_args(DeviceChoice)),
+        type=Names(get_args(DeviceChoice)),
         default="auto",
         group=MODE,
         resumable=True,
@@ -132,7 +132,6 @@ TYPED: Mapping[str, Typed] = {
     "model": Typed(settings={"shell_complete": completion.models}),
     "dataset": Typed(settings={"shell_complete": completion.datasets}),
     "engine": Typed(settings={"shell_complete": completion.engines}),
-    "precision": Typed(settings={"type": Precisions(get_args(Precision))}),
     "warmup_steps": Typed(settings={"type": WarmupSteps()}),
     "augment": Typed(settings={"multiple": False}, parse=parse_augmentations),
     "hosts": Typed(settings={"multiple": False}, parse=listed),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.option_values import listed
+from dpcompare.cli.option_values import Names, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import frameworks_by_default
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
+    type=Names(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
     help="auto: for GPUs if there are any. gpu: for GPUs, even where there are none, as on a login node.",

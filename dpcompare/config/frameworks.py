@@ -62,12 +62,6 @@ class Framework:
 TORCH_EXTRAS = ("torch", "fabric", "accelerate")
 TORCH_SIZES = Sizes(download=3, on_disk=7)  # the wheel for GPUs runs on CPUs too
 
-NO_FLOAT16 = (
-    "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
-    "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
-)
-"""Why float16 is refused. It stands here because the command line needs it before it loads the config's classes."""
-
 FRAMEWORKS: dict[str, Framework] = {
     "torch": Framework(
         packages=("torch", "timm"),

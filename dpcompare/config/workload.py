@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from dpcompare.config import gpu_defaults
-from dpcompare.config.frameworks import NO_FLOAT16
 from dpcompare.config.optimizers import OPTIMIZERS
+from dpcompare.config.other_names import name_here
 from dpcompare.config.setting import (
     DATA,
     MEASUREMENT,
@@ -46,10 +46,14 @@ def _number_or_auto(received: Any) -> Any:
     return received
 
 
-def _no_float16(received: Any) -> Any:
-    if received == "float16":
-        raise ValueError(f"precision: received float16; {NO_FLOAT16}")
-    return received
+def _named_here(setting: str) -> BeforeValidator:
+    def check(received: Any) -> Any:
+        try:
+            return name_here(setting, received)
+        except ValueError as error:
+            raise ValueError(f"{setting}: {error}") from None
+
+    return BeforeValidator(check)
 
 
 class Workload(Config):
@@ -112,12 +116,12 @@ class Workload(Config):
         same_training=True,
         option=Option(TRAINING, on_gpus="", resumable=True, help="Optimizer steps, instead of --epochs."),
     )
-    precision: Annotated[Precision, BeforeValidator(_no_float16)] = setting(
+    precision: Annotated[Precision, _named_here("precision")] = setting(
         "float32",
         changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
         option=Option(TRAINING, help="bfloat16 keeps the weights in float32 and computes in bfloat16."),
     )
-    optimizer: Annotated[str, AfterValidator(one_of("optimizer", OPTIMIZERS))] = setting(
+    optimizer: Annotated[str, AfterValidator(one_of("optimizer", OPTIMIZERS)), _named_here("optimizer")] = setting(
         "adam",
         changes=Changes.FIRST_GRADIENT | Changes.STEP_TIME,
         option=Option(TRAINING, choices=tuple(OPTIMIZERS), help="Rule by which gradients update the weights."),

@@ -29,6 +29,14 @@ LAYOUTS = (
     "Stanford Dogs layout (Images/, train_list.mat, test_list.mat), or a store made by `dpcompare data prepare`"
 )
 
+ON_HUB = {
+    "mnist": "hf:ylecun/mnist",
+    "fashion-mnist": "hf:zalando-datasets/fashion_mnist",
+    "cifar10": "hf:uoft-cs/cifar10",
+    "cifar100": "hf:uoft-cs/cifar100",
+}
+"""Names that people type -> where that dataset is on the Hugging Face hub."""
+
 
 def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
     """Recognise the layout of a folder and list its images.
@@ -41,8 +49,15 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         RequestError: the folder is missing, empty, has one class only or is not a dataset; or a link leads out of it.
     """
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib raises for a name that is too long)
-        what = "is a file, not a folder" if os.path.exists(root) else "does not exist"  # noqa: PTH110 (the same)
-        raise RequestError(f"dataset {str(root)!r} {what}; {LAYOUTS}, or one of the built-in {', '.join(BUILT_IN)}")
+        if os.path.exists(root):  # noqa: PTH110 (the same)
+            raise RequestError(f"dataset {str(root)!r} is a file, not a folder; {LAYOUTS}")
+        on_hub = ON_HUB.get(str(root).lower())
+        hint = f" Did you mean {on_hub!r}?" if on_hub else ""
+        raise RequestError(
+            f"dataset {str(root)!r} does not exist; expected a folder of images, one of the built-in "
+            f"{', '.join(BUILT_IN)}, hf:NAME for one of the Hugging Face hub, or package.module:NAME for one of your "
+            f"own.{hint}"
+        )
     folders = None if follow_links else (root,)
     if (root / "Images").is_dir() and (root / "train_list.mat").is_file():
         _require_inside([root / "Images", root / "train_list.mat", root / "test_list.mat"], folders)

@@ -103,15 +103,17 @@ REFUSED = {
     "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
     "float16": (
         [*TORCH, "--precision", "float16"],
-        "'--precision': float16 needs scaled losses.*use bfloat16",
+        "'--precision': received float16; float16 needs scaled losses.*use bfloat16",
     ),
     "float16 in the config file": (
         [*TORCH, "--config", "float16.toml"],
         "float16.toml:1: key 'precision'.*use bfloat16",
     ),
+    "an optimizer of another name": ([*TORCH, "--optimizer", "AdamW"], "received AdamW; adam with a weight decay"),
     "unknown model": ([*TORCH, "--model", "resnet50"], "unknown model 'resnet50'"),
     "unknown augmentation": ([*TORCH, "--augment", "flip,rotate"], "unknown augmentation 'rotate'"),
     "dataset that is missing": ([*TORCH, "--dataset", "no/where"], "dataset 'no/where' does not exist"),
+    "dataset of the hub": ([*TORCH, "--dataset", "mnist"], "Did you mean 'hf:ylecun/mnist'"),
     "dataset that is empty": ([*TORCH, "--dataset", "empty"], "'empty' is not a dataset: it holds no images"),
     "dataset with one class": ([*TORCH, "--dataset", "one-class"], "has one class only"),
     "dataset that is a file": ([*TORCH, "--dataset", "file"], "is a file, not a folder"),

@@ -168,11 +168,13 @@ def _broken_ddp(folder):
 
 @pytest.mark.torch
 def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
-    arms = ("--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
+    named_otherwise = "torch:single,lr=0.01,precision=bf16"
+    arms = ("--arm", "torch:single", "--arm", named_otherwise, "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
     done = invoke("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
     assert done.code == 0, done.stderr
-    assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
-    assert len(done.json["runs"]) == 9
+    changed = "torch single 1x1 learning_rate=0.01 precision=bfloat16"
+    assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", changed, "torch ddp 1x1", "torch ddp 2x1"}
+    assert len(done.json["runs"]) == 12
     assert done.json["estimated_seconds"] > 0
     assert not (tmp_path / "out").exists()
 
@@ -298,7 +300,11 @@ REFUSED = {
         ["--arm", "torch:ddp,target_accuracy=0.9"],
         "which all arms of a study share; expected --target-accuracy next to the arms",
     ),
-    "a value that does not exist": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
+    "a value that does not exist": (["--arm", "torch:ddp,precision=double"], "precision: 'double' is not one of"),
+    "a precision that cannot be": (
+        ["--arm", "torch:ddp,precision=half"],
+        "precision: received half; float16 needs scaled",
+    ),
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],

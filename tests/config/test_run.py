@@ -188,6 +188,16 @@ def test_all_problems_are_reported_at_once():
     assert len(str(refused.value).splitlines()) == 3
 
 
+def test_values_have_the_names_that_they_have_elsewhere():
+    assert [Workload(precision=name).precision for name in ("bf16", "FP32", "float64")] == [
+        "bfloat16",
+        "float32",
+        "float64",
+    ]
+    with pytest.raises(RequestError, match=r"^optimizer: received adamw; adam with a weight decay is AdamW"):
+        Workload(optimizer="adamw")
+
+
 def test_float16_is_refused_with_what_to_use():
     with pytest.raises(RequestError, match=r"^precision: received float16; .* share no rule for that; use bfloat16"):
         config(precision="float16")

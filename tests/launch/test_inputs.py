@@ -92,7 +92,7 @@ def test_a_folder_has_the_longest_name_that_a_file_system_takes(photos, tmp_path
 
 @pytest.mark.parametrize("name", ["n" * 300, f"{'n' * 300}/{'n' * 300}"])
 def test_a_name_that_no_file_system_takes_is_no_dataset(name):
-    with pytest.raises(RequestError, match=r"dataset 'n+.*' does not exist; expected one folder"):
+    with pytest.raises(RequestError, match=r"dataset 'n+.*' does not exist; expected a folder of images"):
         inputs(dataset=name)
 
 
