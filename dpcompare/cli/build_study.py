@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from dpcompare.cli import completion
 from dpcompare.cli.build_config import build_config
-from dpcompare.cli.config_file import Numbers, names_like
+from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
@@ -35,6 +37,54 @@ def completed_arms(context: click.Context, parameter: click.Parameter, typed: st
     kind = names[name].settings.get("type") if name in names else None
     choices = kind.choices if isinstance(kind, click.Choice) else ()
     return completion.starting_with(typed, (f"{head},{name}={choice}" for choice in choices))
+
+
+WORDS = "dpcompare.words"
+"""Key of a context's `meta`: the arms that stand on the command line without --arm, and the file of a study."""
+
+
+def _completed_words(context: click.Context, parameter: click.Parameter, typed: str) -> completion.Items:
+    return completed_arms(context, parameter, typed) or [CompletionItem(typed, type="file")]
+
+
+def _is_arm(word: str) -> bool:
+    return ":" in word and not word.endswith(".toml")
+
+
+def _read_words(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> None:
+    """Keep the words, and make the values of a study's file the defaults of the options."""
+    context.meta[WORDS] = words
+    files = [word for word in words if not _is_arm(word)]
+    unlike = [word for word in files if not word.endswith(".toml") and not Path(word).exists()]
+    if unlike or len(files) > 1:
+        raise click.UsageError(
+            f"received {', '.join(unlike or files)}; expected arms such as torch:ddp, or one STUDY.toml", context
+        )
+    read_config_file(context, parameter, Path(files[0]) if files else None)
+
+
+arms_or_study_file = click.argument(
+    "arms_or_study_file",
+    nargs=-1,
+    is_eager=True,
+    expose_value=False,
+    callback=_read_words,
+    shell_complete=_completed_words,
+    metavar="[ARM...] [STUDY.toml]",
+)
+"""The arguments of `compare`: arms, as for --arm, and the file of a study."""
+
+
+def named_arms(context: click.Context, by_option: tuple[str, ...]) -> tuple[str, ...]:
+    """All arms of a command line; those of a study's file where there is none.
+
+    Args:
+        context: of the command.
+        by_option: the arms behind --arm, or in the file.
+    """
+    alone = tuple(filter(_is_arm, context.meta[WORDS]))
+    is_of_file = context.get_parameter_source("arm") is ParameterSource.DEFAULT_MAP
+    return alone if alone and is_of_file else (*alone, *by_option)
 
 
 @dataclass(frozen=True, kw_only=True)

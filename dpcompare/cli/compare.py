@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
-from dpcompare.cli.config_file import read_config_file
+from dpcompare.cli.build_study import StudyOptions, arms_or_study_file, build_study, named_arms, num_rounds
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
@@ -31,30 +30,22 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument(
-    "study_file",
-    required=False,
-    is_eager=True,
-    expose_value=False,
-    callback=read_config_file,
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="[STUDY.toml]",
-)
+@arms_or_study_file
 @add_options(rows_of(StudyOptions))
 @study_options
 @click.pass_context
 def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
-    Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
-    --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
-    augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
-    same command with the same --out.
+    Arms may stand alone or behind --arm. Without arms: every mode that is usable here, with 2 replicas, and each
+    framework's `single`. With --nodes or --devices-per-node every arm runs on every topology that it can have. An arm
+    may change any option of a run, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds
+    options by their names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was
+    interrupted, and so does the same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
-    dpcompare compare --arm torch:ddp --arm tensorflow:multiworker --nodes 2 --repeats 8
+    dpcompare compare torch:ddp tensorflow:multiworker --nodes 2 --repeats 8
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """
@@ -77,6 +68,7 @@ def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) ->
 
     own = {field.name for field in dataclasses.fields(StudyOptions)}
     options = StudyOptions(**{name: value for name, value in values.items() if name in own})
+    options = dataclasses.replace(options, arm=named_arms(context, options.arm))
     if options.resume is not None:
         out = options.resume
         known, adding = interpreters(values["python"]), options.until is not None

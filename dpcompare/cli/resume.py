@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from dpcompare._version import __version__
 from dpcompare.cli.build_config import cluster_of_machines
+from dpcompare.cli.build_study import WORDS
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, RunOptions, engine_option_names, placement_values, values_of
 from dpcompare.config.cluster import Cluster
@@ -175,10 +176,11 @@ def resumed_study(
     """
     from dpcompare.experiments.study import Study
 
-    given = [
+    given = list(context.meta[WORDS]) + [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name not in _ALLOWED_WITH_RESUME
+        if isinstance(parameter, click.Option)
+        and parameter.name not in _ALLOWED_WITH_RESUME
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]
     if given:

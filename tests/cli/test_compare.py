@@ -72,9 +72,9 @@ def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
     folder, _, _ = finished
     longer = invoke("compare", "--resume", folder, "--repeats", "3", "--dry-run", "--json")
     assert len(longer.json["runs"]) == 6
-    refused = invoke("compare", "--resume", folder, "--arm", "torch:ddp", "--epochs", "3")
+    refused = invoke("compare", "torch:dp", "--resume", folder, "--arm", "torch:ddp", "--epochs", "3")
     assert refused.code == 2
-    assert "--resume: received --arm, --epochs with it" in refused.stderr
+    assert "--resume: received torch:dp, --arm, --epochs with it" in refused.stderr
     nowhere = invoke("compare", "--resume", folder / "runs")
     assert nowhere.code == 2
     assert "expected the directory of a study" in nowhere.stderr
@@ -169,7 +169,7 @@ def _broken_ddp(folder):
 @pytest.mark.torch
 def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
     named_otherwise = "torch:single,lr=0.01,precision=bf16"
-    arms = ("--arm", "torch:single", "--arm", named_otherwise, "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
+    arms = ("torch:single", named_otherwise, "--nodes", "1,2", "--arm", "torch:ddp", "--repeats", "3")
     done = invoke("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     changed = "torch single 1x1 learning_rate=0.01 precision=bfloat16"
@@ -289,9 +289,14 @@ def test_a_study_file_gives_options_by_their_names(tmp_path):
         "torch ddp 2x1 profile=native",
     }
     assert len(done.json["runs"]) == 6
+    named = ("torch:dp", "torch:single", "--pair", "torch:dp", "--pair", "torch:single", "--nodes", "1")
+    other = invoke("compare", tmp_path / "study.toml", *named, "--dry-run", "--json")
+    assert {run["arm"] for run in other.json["runs"]} == {"torch single 1x1", "torch dp 1x1"}, other.stderr
 
 
 REFUSED = {
+    "a framework without mode": (["torch"], "received torch; expected arms such as torch:ddp, or one STUDY.toml"),
+    "two files": (["a.toml", "b.toml"], r"received a\.toml, b\.toml; expected arms"),
     "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
     "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
     "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
