@@ -294,7 +294,8 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     # Of all modes, taken by default, those may be left out that this machine or topology does not have.
     is_refused = any(refusal.is_wrong or options.arm for refusal in refusals)
     if is_refused and not options.skip_unusable:
-        raise RequestError("\n".join([*reasons, "name arms that can run here, or pass --skip-unusable"]))
+        others = ["name arms that can run here, or pass --skip-unusable"] if arms else []
+        raise RequestError("\n".join([*reasons, *others]))
     if not arms:
         raise RequestError("\n".join([*reasons, "no arm is left; expected at least one that can run here"]))
     for reason in reasons:

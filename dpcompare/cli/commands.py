@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
         """The command of this name; a group's own method would import all commands to find a similar one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not context.resilient_parsing:
-            context.fail(f"No such command {name!r}.{did_you_mean(name, COMMANDS)}")
+            context.fail(f"No such command {name!r}.{did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
         return super().resolve_command(context, args)
 
     def all_commands(self, names: Iterable[str] = COMMANDS) -> dict[str, click.Command]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
-from dpcompare.experiments import fairness
+from dpcompare.experiments import STUDY_FILE, fairness
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.made_runs import attempts_of, replaced
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
@@ -167,6 +167,8 @@ def _prefixes(paths: Sequence[Path]) -> list[str]:
 
 def _of_run(path: Path) -> ArmRuns:
     """A run as an arm of one round, of which nothing is claimed."""
+    if path.is_file() and path.name in (RESULT_FILE, STUDY_FILE):
+        raise RequestError(f"{str(path)!r} is a file; expected its directory: {str(path.parent)!r}")
     if not (path / RESULT_FILE).is_file():
         raise RequestError(
             f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "

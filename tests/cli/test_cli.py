@@ -219,6 +219,7 @@ def test_unknown_keys_are_answered_with_the_options_like_them(tmp_path):
     assert len(refused.stderr) < 300
     (tmp_path / "tables.toml").write_text('[[arm]]\nmode = "ddp"\n')
     assert 'such as arm = ["FRAMEWORK:MODE' in invoke("compare", "tables.toml").stderr
+    assert "Did you mean '--version'?" in invoke("version").stderr
     assert "Did you mean 'precision'?" in invoke("compare", "--arm", "torch:ddp,precison=float64").stderr
 
 

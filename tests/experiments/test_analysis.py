@@ -200,6 +200,8 @@ def test_directories_that_hold_nothing_to_report_are_refused(tmp_path):
     (tmp_path / "result.json").write_text('{"half": ')
     with pytest.raises(RequestError, match="is not the result of a run"):
         collect([tmp_path])
+    with pytest.raises(RequestError, match=rf"result\.json' is a file; expected its directory: '{tmp_path}'$"):
+        collect([tmp_path / "result.json"])
     result(status="failed", error="process 0 (log):\nTraceback (most recent call last):\nValueError: too bad").save(
         tmp_path
     )
