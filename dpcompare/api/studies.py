@@ -27,7 +27,11 @@ class Arm:
         mode: FRAMEWORK:MODE, such as `torch:ddp`.
         options: in which this arm differs from the others, by the names that `--arm` takes, such as `precision`,
             `profile`, `tune` or `batchnorm`.
+
+        Raises:
+            RequestError: the mode is not a string.
         """
+        require_type(mode, str, "mode")
         self.mode = mode
         self.options = options
 
@@ -253,6 +257,12 @@ def compare(
         arms = [arms]
     for name, several in (("arms", arms), ("subject", subject), ("pair", pair)):
         require_type(several, (list, tuple), name)
+    for arm in (*arms, *pair):
+        require_type(arm, (str, Arm), "arms")
+    require_type(rounds, int, "rounds")
+    for other, argument in (("repeats", "rounds"), ("arm", "arms")):
+        if other in options:
+            raise RequestError(f"{other}: received {options[other]!r}, expected it as {argument}={options[other]!r}")
     return _made(
         options
         | {

@@ -277,7 +277,7 @@ class Training:
         )
         feed = backend.prefetch_to_device(reader.batch_loaders(islice(order, first, None)))
         for step in range(first + 1, first + count + 1):
-            micro_batches = tuple(islice(feed, workload.accumulate))
+            micro_batches = tuple(islice(feed, self._open.workload.accumulate))  # refused after the end
             yield Batch(step=step, count=micro_batches[0].global_count, micro_batches=micro_batches)
 
     def step(self, batch: Batch, lr: float | None = None) -> LossHandle:
@@ -294,6 +294,7 @@ class Training:
             RequestError: the workload has no learning rate for this step, since it has no more.
         """
         backend = self._open
+        require_type(batch, Batch, "batch")
         if lr is None and self._step >= self.num_steps:
             raise RequestError(
                 f"lr: received None at step {self._step + 1} of a workload that has {self.num_steps}; expected "

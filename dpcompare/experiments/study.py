@@ -218,9 +218,8 @@ def _require_same(there: Study, asked: Study, study_dir: Path) -> None:
         changed = _changed_arms(there, asked)
         which = f" ({'; '.join(changed)})" if changed else ""
         raise RequestError(
-            f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
-            f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
-            "version to continue it, or choose another --out"
+            f"{str(study_dir)!r} holds another study, which differs in its {', '.join(differing)}{which}; "
+            "ask for the same arms, options and version to continue it, or choose another --out"
         )
 
 

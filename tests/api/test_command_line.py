@@ -26,7 +26,10 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
     [
         (lambda: dp.Workload(steps="five"), "steps: received 'five', expected a valid integer"),
         (lambda: dp.compare(["torch"], WORKLOAD), "--arm: received 'torch', expected FRAMEWORK:MODE"),
-        (lambda: dp.compare(["torch:ddp"], WORKLOAD, rounds="six"), "'--repeats': 'six' is not a valid integer"),
+        (
+            lambda: dp.compare(["torch:ddp"], WORKLOAD, rounds="six"),
+            "rounds: received 'six', expected a value of the type int",
+        ),
         (lambda: dp.compare(["torch:ddp"], {"steps": 3}), "workload: received {'steps': 3}, expected a value of the"),
         (lambda: dp.compare(["torch:ddp"], WORKLOAD, steps=3), "steps: received in the workload and as an option"),
         (lambda: dp.compare(["torch:ddp"], WORKLOAD, subjekt=["x"]), "no such option. Did you mean 'subject'?"),
@@ -38,6 +41,10 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
             "subject: received 'profile', expected",
         ),
         (lambda: dp.compare(["torch:ddp"], WORKLOAD, dry_run=True), "dry_run: received by compare, which has no such"),
+        (lambda: dp.compare(["torch:ddp"], repeats=2), "repeats: received 2, expected it as rounds=2"),
+        (lambda: dp.compare(["torch:ddp"], rounds=None), "rounds: received None, expected a value of the type int"),
+        (lambda: dp.compare([3]), "arms: received 3, expected a value of the type str or Arm"),
+        (lambda: dp.Arm(3), "mode: received 3, expected a value of the type str"),
         (lambda: dp.backend("torch:ddp"), "expected two arguments: backend('torch', 'ddp')"),
         (
             lambda: dp.backend("torch", optimizer=lambda a, b, c, d, e: a),

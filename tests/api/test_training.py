@@ -104,7 +104,11 @@ with training:
     again = [training.step(batch) for batch in training.batches()]
     assert [float(loss) for loss in again] == [float(loss) for loss in losses]
     assert "expected a whole number" in refused(lambda: next(training.batches(steps=0)))
+    assert "batch: received 3, expected a value of the type Batch" in refused(lambda: training.step(3))
+    left = training.batches(steps=2)
+    next(left)
 assert "after the end of its `with` statement" in refused(training.state)
+assert "after the end of its `with` statement" in refused(lambda: next(left))
 assert "entered before" in refused(training.__enter__)
 
 run = dp.run(dp.RunConfig(framework="torch", mode="single", workload=workload, cluster=here), "run")

@@ -66,10 +66,12 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
     open_study(study(repeats=3), tmp_path / "study")
     assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
     assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
-    with pytest.raises(RequestError, match="holds another study: its margin differs"):
+    with pytest.raises(RequestError, match="holds another study, which differs in its margin"):
         open_study(study(margin=2.0), tmp_path / "study")
     changed = study(arms=(arm(name="arm a", seed=1), *study().arms[1:]))
-    with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a: seed 1 instead of 0\) differ"):
+    with pytest.raises(
+        RequestError, match=r"holds another study, which differs in its arms \(arm a: seed 1 instead of 0\)"
+    ):
         open_study(changed, tmp_path / "study")
     first, *others = study().arms
     elsewhere = first.model_copy(update={"config": first.config.model_copy(update={"python": "/other/python"})})
@@ -78,7 +80,7 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
         open_study(study(arms=(elsewhere, *others)), tmp_path / "study")
     with pytest.raises(RequestError, match=r"its arms \(arm a\) differ"):
         open_study(study(arms=tuple(others)), tmp_path / "study")
-    with pytest.raises(RequestError, match="holds another study: its order_seed differ"):
+    with pytest.raises(RequestError, match="holds another study, which differs in its order_seed"):
         open_study(study(order_seed=1), tmp_path / "study")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -105,10 +107,10 @@ def test_a_pair_is_named_at_the_start_of_a_study_or_never(tmp_path):
     two = (arm(), arm("torch ddp 2x1", "ddp", nodes=2))
     open_study(study(arms=two, pair=("torch single 1x1", "torch ddp 2x1")), tmp_path)
     assert [each.is_named for each in _collected(Study.load(tmp_path), tmp_path)] == [True, True]
-    with pytest.raises(RequestError, match="holds another study: its pair differ"):
+    with pytest.raises(RequestError, match="holds another study, which differs in its pair"):
         open_study(study(arms=two), tmp_path)
     open_study(study(arms=two), tmp_path / "unnamed")
-    with pytest.raises(RequestError, match="holds another study: its pair differ"):
+    with pytest.raises(RequestError, match="holds another study, which differs in its pair"):
         open_study(study(arms=two, pair=("torch single 1x1", "torch ddp 2x1")), tmp_path / "unnamed")
 
 
