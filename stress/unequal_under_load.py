@@ -1,9 +1,9 @@
 """Is the faster of two unequal arms still called the faster one under load? torch and JAX, which load harms unequally.
 
-    python -m stress.unequal_under_load runs FOLDER [--load none ...] [--runs 60] [--seconds 3000] [--steps 200]
+    python -m stress.unequal_under_load runs FOLDER [--load none ...] [--runs 60] [--seconds 3000] [--steps 50]
     python -m stress.unequal_under_load truth FOLDER
     python -m stress.unequal_under_load drawn FOLDER [--studies 2000] [--seed 1]
-    python -m stress.unequal_under_load studies FOLDER [--load none ...] [--studies 15] [--seconds 3000] [--steps 200]
+    python -m stress.unequal_under_load studies FOLDER [--load none ...] [--studies 15] [--seconds 3000] [--steps 50]
     python -m stress.unequal_under_load report FOLDER --out FIGURES.json [--write FILE]
 
 A claim is about a machine that is left alone: no reader has the load that a writer had. So the right sign is that of
@@ -15,8 +15,9 @@ were disturbed or too short. What it saves is counted under each load, and what 
 result.json below FOLDER; `studies` makes whole studies by `compare`, which repeats some disturbed runs. Both continue
 where they were, and stop before a round or study that would begin after --seconds. A drawn study has six rounds of one
 load: as they were run, so that both runs share a drift of the machine, or with the runs of each arm drawn by
-themselves. It repeats no run. Figures count from 60 runs of each arm and 15 studies per load on, made on a machine that
-does nothing else; fewer try the script, and so does --assume torch where the truth is not known.
+themselves. It repeats no run. To judge 2,000 of them takes about a minute of a core. Figures count from 60 runs of each
+arm and 15 studies per load on, made on a machine that does nothing else; fewer try the script, and so does --assume
+torch where the truth is not known.
 
 Exit code 3 where fewer than 97.5% of the claims under a load have the right sign, or the truth is not known.
 """
@@ -44,6 +45,7 @@ from stress.loads import LOADS
 from stress.unequal_runs import (
     FRAMEWORKS,
     STEPS,
+    WARMUP_STEPS,
     arms_kept,
     arms_of_studies,
     make_runs,
@@ -103,6 +105,7 @@ def drawn_rows(folder: Path, truth: Outcome, studies: int, seed: int) -> Iterato
             for kind, draw in DRAWS.items():
                 verdicts = drawn(arms, draw, studies=studies, seed=seed)
                 yield Row(load=load, kind=kind, rounds=len(arms[0].runs), counts=counted(verdicts, truth))
+                print(f"{load}, {kind}: {studies} studies", file=sys.stderr, flush=True)
 
 
 def real_rows(folder: Path, truth: Outcome) -> Iterator[Row]:
@@ -216,7 +219,9 @@ def parser_of() -> argparse.ArgumentParser:
         subparsers[name].add_argument("--load", choices=LOADS, action="append", help="default: all, in turn")
         subparsers[name].add_argument(f"--{name}", type=int, default=default, help=number)
         subparsers[name].add_argument("--seconds", type=float, default=float("inf"), help="none begins later")
-        subparsers[name].add_argument("--steps", type=int, default=STEPS, help="of each run, 10 of which warm up")
+        subparsers[name].add_argument(
+            "--steps", type=int, default=STEPS, help=f"of each run, {WARMUP_STEPS} of which warm up"
+        )
     for name in judges:
         subparsers[name].add_argument("--studies", type=int, default=2000, help="drawn per load and way of drawing")
         subparsers[name].add_argument("--seed", type=int, default=1)
