@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord, StepSeconds
 from stress import unequal_runs, unequal_under_load
-from stress.unequal_runs import FRAMEWORKS, arms_kept, kept_at, make_runs, order, rounds_kept
+from stress.unequal_runs import FRAMEWORKS, arms_kept, has_ended, kept_at, make_runs, order, rounds_kept, study_dir
 from tests.support.results import result
 
 TORCH = [130.0, 129.0, 131.0, 130.5, 129.5, 130.0, 130.2, 129.7]
@@ -54,6 +56,23 @@ def keep(load, torch, jax, *, busy=False):
             run_of(framework, speed, busy=busy).save(run_dir)
 
 
+def keep_study(load, number, torch, jax, *, busy=False):
+    """Keep a study with a round per speed, as `compare` does."""
+    speeds = dict(zip(FRAMEWORKS, (torch, jax), strict=True))
+    arms = [
+        Arm(name=f"{name} single 1x1", config=RunConfig.model_validate(run_of(name, 1.0).config)) for name in FRAMEWORKS
+    ]
+    study = Study(arms=tuple(arms), repeats=len(torch))
+    folder = study_dir(FOLDER, load, number)
+    open_study(study, folder)
+    for arm in arms:
+        for index, speed in enumerate(speeds[arm.config.framework], start=1):
+            run_dir = study.run_dir(folder, index, arm)
+            run_dir.mkdir(parents=True)
+            run_of(arm.config.framework, speed, busy=busy).save(run_dir)
+    return folder
+
+
 def command(monkeypatch, *arguments):
     """The exit code of the script."""
     monkeypatch.setattr("sys.argv", ["unequal_under_load", *map(str, arguments)])
@@ -76,9 +95,7 @@ def runs_made(monkeypatch):
 
     monkeypatch.setattr(unequal_runs.dp, "run", run)
     configs = [run_of(framework, 100.0).config for framework in FRAMEWORKS]
-    monkeypatch.setattr(
-        unequal_runs, "configs", lambda steps: [unequal_runs.RunConfig.model_validate(config) for config in configs]
-    )
+    monkeypatch.setattr(unequal_runs, "configs", lambda steps: [RunConfig.model_validate(config) for config in configs])
     return asked
 
 
@@ -140,6 +157,24 @@ def test_a_truth_that_is_assumed_is_said_to_be(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "ASSUMED to try the script: torch is the faster one. These figures do not count." in printed
     assert "| 1 | 0 | no claim | 1 | DISTURBED 1 | 0 | 1 | 0 |" in printed
+
+
+@pytest.mark.seconds
+def test_real_studies_that_have_ended_are_counted(monkeypatch, capsys):
+    keep("none", TORCH, JAX)
+    keep_study("none", 1, TORCH[:6], JAX[:6])
+    keep_study("smt", 1, JAX[:6], TORCH[:6], busy=True)
+    interrupted = keep_study("smt", 2, JAX[:6], TORCH[:6])
+    next(interrupted.glob("runs/round-06/*/result.json")).unlink()
+    assert not has_ended(interrupted)
+    assert command(monkeypatch, "studies", FOLDER, "--studies", 1, "--load", "none", "--load", "smt") == 0
+    printed = capsys.readouterr().out
+    few = "real studies, of 6 rounds: too few to count"
+    assert f"| nothing but the runs | {few} | 1 | 1 | 1 (100.0%) | 0 |  | 0 | 1 | 0 |" in printed
+    assert (
+        f"| a busy loop bound to each core of the runs | {few} | 1 | 0 | no claim | 1 | DISTURBED 1 | 0 | 1 | 1 |"
+        in (printed)
+    )
 
 
 @pytest.mark.process  # git says of which commit the figures are
