@@ -98,11 +98,11 @@ def judge(bench: Bench, fault: Planted) -> dict[str, Any]:
         try:
             broken = bench.trained(config, folder / "run", resumed=resumed)
             row["effect"] = effect(bench.healthy(config.changed(late_step=False), resumed=resumed), broken)
-            if row["effect"] <= BEYOND_ROUNDING and not fault.only_in_precision:
+            if row["effect"] <= BEYOND_ROUNDING:
                 in_float64 = bench.trained(exact, folder / "exact", resumed=resumed)
                 row["effect"] = effect(bench.healthy(exact, resumed=resumed), in_float64)
-            if row["effect"] <= (0.0 if fault.only_in_precision else ROUNDING):
-                return row
+                if row["effect"] <= ROUNDING:
+                    return row
         except RunFailedError as error:
             name = f"run: {str(error).splitlines()[0]}"
             leads = [any(word.lower() in name.lower() for word in fault.leads)]

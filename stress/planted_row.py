@@ -60,8 +60,6 @@ class Planted:
     """Fields of the workload with which it shows; see TINY."""
     resumed: bool = False
     """Whether the run is interrupted and resumed."""
-    only_in_precision: bool = False
-    """Whether it changes nothing in float64, so that its effect is looked for in the precision of the run."""
 
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""

@@ -37,9 +37,10 @@ class Bench:
             self._healthy_folder.mkdir()
             python_path = os.environ.get("PYTHONPATH")
             self._python_path = [python_path] if python_path else []
+            # Before the frameworks are imported, which read it then: threads that spin take the cores from others.
+            stack.enter_context(patch.dict(os.environ, OMP_WAIT_POLICY="PASSIVE"))
             self._warm = WarmLauncher(self._folder)
             stack.callback(self._warm.close)
-            stack.enter_context(patch.dict(os.environ, OMP_WAIT_POLICY="PASSIVE"))
             for module in ("attempt", "late_step"):
                 stack.enter_context(patch(f"dpcompare.launch.{module}.launch", self._launch))
             stack.enter_context(patch("dpcompare.experiments.verify_runs.run_side", self._side))
