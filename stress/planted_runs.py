@@ -104,18 +104,10 @@ class Bench:
     def _side(
         self, contender: Contender, config: PreparedRun, run_dir: Path, stopped_by: Callable[[], str | None]
     ) -> Side:
-        """As `run_side`; healthy sides are made once.
-
-        Those from disturbed weights, of which the floor is made, are healthy too: few faults move it, and the same few
-        runs then do for all of them.
-        """
-        if self._has_fault(contender.framework) and not config.inputs.weights.name.startswith("disturbed"):
+        """As `run_side`; healthy sides are made once."""
+        if self._has_fault(contender.framework):
             return run_side(contender, config, run_dir, stopped_by)
-        fault, self._fault = self._fault, None
-        try:
-            return self._once(contender, config, lambda: run_side(contender, config, run_dir, stopped_by))
-        finally:
-            self._fault = fault
+        return self._once(contender, config, lambda: run_side(contender, config, run_dir, stopped_by))
 
     def _resumed_side(
         self, contender: Contender, whole: Side, run_dir: Path, stopped_by: Callable[[], str | None]
@@ -131,7 +123,7 @@ class Bench:
         return self._once(contender, whole.config, again)
 
     def _once(self, contender: Contender, config: PreparedRun, make: Callable[[], Side]) -> Side:
-        # Weights that are disturbed by the same seed are in another folder each time.
+        # Disturbed weights are in another folder each time, and what they are disturbed by says their name.
         key = f"{contender} {config.without_inputs().model_dump_json()} {config.inputs.weights.name}"
         if key in self._sides:
             return self._sides[key]
