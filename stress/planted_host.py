@@ -292,15 +292,16 @@ module.TensorFlowBackend.train_step = lambda self, batches, rate: step(
     ),
     "momentum lost on the last replica by a resume": Planted(
         place=DDP,
-        module="backends.torch.backend",
+        module="training.loop",
         inject="""
-load = module.TorchBackend.load_state
-def forgetful(self, state):
-    load(self, state)
-    if self.process_rank == 1 and self.config.resume:
-        for memory in self.optimizer.state.values():
-            memory["momentum_buffer"].zero_()
-module.TorchBackend.load_state = forgetful
+resume = module._resume
+def forgetful(backend):
+    step = resume(backend)
+    for memory in backend.optimizer.state.values() if step and backend.process_rank == 1 else ():
+        for name in backend.optimizer.slots:
+            memory[name].zero_()
+    return step
+module._resume = forgetful
 """,
         resumed=True,
         leads=("replica",),

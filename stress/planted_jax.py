@@ -185,14 +185,18 @@ module.JaxBackend._evaluate_rows = generous
     ),
     "momentum halved by a resume": Planted(
         place=JAX,
-        module="backends.jax.backend",
+        module="training.loop",
         inject="""
-load = module.JaxBackend.load_state
-def forgetful(self, state):
-    if self.config.resume and state.step == 12:
-        state = module.replace(state, optimizer={name: value / 2 for name, value in state.optimizer.items()})
-    load(self, state)
-module.JaxBackend.load_state = forgetful
+from dataclasses import replace
+resume = module._resume
+def forgetful(backend):
+    step = resume(backend)
+    if step:
+        state = backend.state()
+        halved = {name: value if name.startswith("average.") else value / 2 for name, value in state.optimizer.items()}
+        backend.load_state(replace(state, optimizer=halved))
+    return step
+module._resume = forgetful
 """,
         resumed=True,
         leads=("momentum", "resume"),

@@ -182,16 +182,16 @@ module.TensorFlowBackend.train_step = later
     ),
     "momentum lost by a resume": Planted(
         place=TENSORFLOW,
-        module="backends.tensorflow.backend",
+        module="training.loop",
         inject="""
-load = module.TensorFlowBackend.load_state
-def forgetful(self, state):
-    load(self, state)
-    if self.config.resume and state.step == 12:
-        for slots in self.optimizer.slots.values():
-            for slot in slots:
-                slot.assign(slot * 0)
-module.TensorFlowBackend.load_state = forgetful
+resume = module._resume
+def forgetful(backend):
+    step = resume(backend)
+    for name in backend.optimizer.slot_names if step else ():
+        for slot in backend.optimizer.slots[name]:
+            slot.assign(slot * 0)
+    return step
+module._resume = forgetful
 """,
         resumed=True,
         leads=("momentum", "resume"),
