@@ -29,7 +29,7 @@ from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.fairness_checks import changes_only_speed
 from dpcompare.experiments.verify import Check, verify
 from dpcompare.experiments.verify_groups import Group, plan_groups
-from dpcompare.experiments.verify_like import group_like
+from dpcompare.experiments.verify_like import group_like, late_step_of
 from dpcompare.results.result import RunResult
 from stress.planted_faults import FAULTS
 from stress.planted_pairs import PAIRS
@@ -114,7 +114,8 @@ def judge(bench: Bench, fault: Planted) -> dict[str, Any]:
             return row | {"effect": math.inf, "sheet": [name], "first": name, "leads": leads}
         other = counterpart(config).config(fault.workload, resumed=resumed)
         row["sheet"] = on_sheet([bench.healthy(other, resumed=resumed), broken])
-        row["like"] = failures(verify([group_like(config, None, {}, {})]))
+        late, _ = late_step_of(folder / "run")
+        row["like"] = failures([*([late] if late else []), *verify([group_like(config, None, {}, {})])])
         row["verify"] = []
         for group in groups_of_verify(fault):
             if found := failures(verify([group])):
