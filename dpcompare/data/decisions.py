@@ -55,12 +55,7 @@ def digests_of_rows(batch: HostBatch) -> dict[str, int]:
         "images": _sum(_combined([*row, *is_sample])),
         "labels": _sum(_combined([*row, batch.labels.astype(np.int64).view(np.uint64)])[counts]),
     }
-    changes = [words for words in (batch.flips, batch.corners) if words is not None]
-    # Of one row there is one table in any case.
-    if changes or len(batch.tables) > 1 or not np.array_equal(batch.tables, UNCHANGED_TABLES):
-        columns = [column for words in changes for column in words.reshape(len(counts), -1).astype(np.uint64).T]
-        folded = _folded(batch.tables)
-        columns.append(folded if len(folded) > 1 else folded.repeat(len(counts)))
+    if columns := _changes(batch):
         digests["augmentation"] = _sum(_combined([*row, *columns])[counts])
     if batch.drop_masks is not None:
         digests["dropped features"] = _sum(_combined([*row, _folded(batch.drop_masks)])[counts])
@@ -68,10 +63,22 @@ def digests_of_rows(batch: HostBatch) -> dict[str, int]:
 
 
 def digest_of_evaluated(batch: HostBatch) -> int:
-    """The sum, modulo 2^64, of a digest of each sample: which it is, its label, and its pixels."""
+    """The sum, modulo 2^64, of a digest of each sample: which it is, its label, its pixels, and any change of them."""
     counts = batch.weights > 0
-    columns = [batch.indices, batch.labels.astype(np.int64).view(np.uint64), _folded(batch.pixels)]
+    columns = [batch.indices, batch.labels.astype(np.int64).view(np.uint64), _folded(batch.pixels), *_changes(batch)]
     return _sum(_combined([words.astype(np.uint64) for words in columns])[counts])
+
+
+def _changes(batch: HostBatch) -> list[Words]:
+    """Words for each row of what is made of its pixels; none where they are as they are stored, and normalised."""
+    num_rows = len(batch.weights)
+    moved = [words for words in (batch.flips, batch.corners) if words is not None]
+    # Of one row there is one table in any case.
+    if not moved and len(batch.tables) == 1 and np.array_equal(batch.tables, UNCHANGED_TABLES):
+        return []
+    columns = [column for words in moved for column in words.reshape(num_rows, -1).astype(np.uint64).T]
+    folded = _folded(batch.tables)
+    return [*columns, folded if len(folded) > 1 else folded.repeat(num_rows)]
 
 
 def _sum(words: Words) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from dpcompare.data.augmentation import Augmentation, Regularization
 from dpcompare.data.batches import BatchReader
-from dpcompare.data.decisions import digest_of_evaluated, digest_of_numbers, digests_of_rows
+from dpcompare.data.decisions import UNCHANGED_TABLES, digest_of_evaluated, digest_of_numbers, digests_of_rows
 from dpcompare.data.digest import MODULUS
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import Split
@@ -128,3 +128,9 @@ def test_an_evaluation_is_the_same_in_batches_of_any_size(split):
     assert evaluated(brighter, 32) == whole  # in the margin, which is cut away
     assert evaluated(replace(split, images=one_bit(split.images[:, :6, :6])), 32) != whole
     assert evaluated(replace(split, labels=exchanged(split.labels)), 32) != whole
+
+
+@pytest.mark.parametrize("changes", [{"tables": UNCHANGED_TABLES * 2}, {"flips": np.ones(62, bool)}])
+def test_what_is_made_of_evaluated_pixels_is_in_their_digest(split, changes):
+    assert evaluated(split, 62, tables=UNCHANGED_TABLES) == evaluated(split, 62)
+    assert evaluated(split, 62, **changes) != evaluated(split, 62)
