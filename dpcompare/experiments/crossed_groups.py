@@ -10,16 +10,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dpcompare.config.modes import MODES
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.experiments.contenders import Contender, Group, synchronizes, usable_contenders
 from dpcompare.experiments.pairwise import Row, covering_rows
 from dpcompare.experiments.verify_workloads import verified_workload
 from dpcompare.system.type_names import FieldValue
+from dpcompare.training.schedule import GOYAL_BATCH_SIZE
 
 BATCH = 36
 """Images per step: both 2 and 3 replicas can have 2 or 3 micro-batches, each with at least 4 images."""
-COMMON: dict[str, FieldValue] = {"steps": 8, "global_batch_size": BATCH, "image_size": 35, "clip_norm": 0.25}
+COMMON: dict[str, FieldValue] = {"steps": 8, "global_batch_size": BATCH, "image_size": 35}
 """What all groups train with. Two steps are an epoch: a resume goes on after the third, within an epoch and within a
-warm-up. The images are small to save time, and the norm is about that of toy-bn's gradients of them, below mlp's."""
+warm-up. The images are small to save time."""
+CLIP_NORMS: dict[str, FieldValue] = {"toy-bn": 0.25, "mlp": 3.5}
+"""Model -> about the norm of its gradients of such images. A much smaller limit would leave first updates that rounding
+of the weights blurs by more than a check of one step allows."""
 LARGE_SEED = 2**40 + 3
 """What is left of it in 32 bits is the small seed, which draws something else."""
 
@@ -198,8 +203,12 @@ def _dealt(rows: Sequence[Row], able: Sequence[Sequence[Contender]]) -> Iterator
 
 def _group(row: Row, contenders: Sequence[Contender], asked: Mapping[str, FieldValue]) -> Group:
     """The group of a row; each contender once more, resumed, where the row asks for it."""
-    fields = COMMON | _fields(row, asked)
+    fields = _fields(row, asked)
     model, optimizer = str(fields["model"]), str(fields["optimizer"])
+    # Scaled to the rate with which it is verified elsewhere: as for CLIP_NORMS, updates must not be small.
+    scale = GOYAL_BATCH_SIZE / BATCH if fields["scale_lr"] == "linear" else 1
+    rate = OPTIMIZERS[optimizer].verification.learning_rate * scale
+    fields = COMMON | {"clip_norm": CLIP_NORMS[model], "learning_rate": rate} | fields
     workload = verified_workload(model, optimizer, "float64", quick=False, asked=fields)
     parts = [replace(contender, accumulate=workload.accumulate) for contender in contenders]
     resumed = [replace(contender, resumed=True) for contender in parts] if row["resumed"] == "yes" else []

@@ -13,7 +13,7 @@ from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
 
 BATCH = 16
-"""Images per step of everything that is verified."""
+"""Images per step of everything that is verified, but for the groups that cross options."""
 
 
 WIDENED = {
