@@ -15,6 +15,7 @@ from dpcompare.experiments.crossed_groups import crossed_groups
 from dpcompare.experiments.verify_workloads import BATCH, verified_workload
 from dpcompare.models.architectures import model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
+from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
 
 
@@ -34,7 +35,7 @@ def plan_groups(
 
     Regularization is checked where differences show, in float64, with Adam: `model` on one device, toy-bn elsewhere.
     What else a workload can have is spread over the groups of small models, since it takes no group of its own, and,
-    unless quick, crossed in groups of small models in float64 (`crossed_groups`).
+    unless quick, crossed in groups of small models in float64 (`crossed_groups`), which show nothing of a custom one.
 
     Args:
         device: as for `verify`.
@@ -57,7 +58,7 @@ def plan_groups(
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
-        if precision == "float64" and not quick:
+        if precision == "float64" and not quick and not is_custom(model):
             groups += crossed_groups(frameworks, modes, replicas, device=device, asked=asked)
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups

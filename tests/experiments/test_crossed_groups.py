@@ -139,11 +139,16 @@ def test_the_crossed_plan_is_the_same_in_every_process():
 
 
 @pytest.mark.parametrize(
-    ("precisions", "quick", "is_crossed"),
-    [(["float64"], False, True), (["float32"], False, False), (["float32", "float64"], True, False)],
+    ("model", "precisions", "quick", "is_crossed"),
+    [
+        ("toy-bn", ["float64"], False, True),
+        ("toy-bn", ["float32"], False, False),
+        ("toy-bn", ["float32", "float64"], True, False),
+        ("mine:model", ["float64"], False, False),
+    ],
 )
-def test_only_a_whole_verify_in_float64_crosses(precisions, quick, is_crossed):
-    groups = plan_groups(BOTH, ALL, model="toy-bn", replicas=[1, 2], precisions=precisions, quick=quick)
+def test_only_a_whole_verify_in_float64_crosses(model, precisions, quick, is_crossed):
+    groups = plan_groups(BOTH, ALL, model=model, replicas=[1, 2], precisions=precisions, quick=quick)
     crossed = planned(BOTH, ALL, (1, 2))
     assert [group in groups for group in crossed] == [is_crossed] * len(crossed)
 
