@@ -32,8 +32,8 @@ from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
+    from dpcompare.experiments.contenders import Group
     from dpcompare.experiments.verify import Check
-    from dpcompare.experiments.verify_groups import Group
 
 _ROWS = tuple(
     replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]})
@@ -194,7 +194,8 @@ def _asked_for(
     interpreters: dict[str, str],
 ) -> Plan:
     """The groups of the named modes."""
-    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
+    from dpcompare.experiments.contenders import known_modes
+    from dpcompare.experiments.verify_groups import not_compared, plan_groups
 
     present = _usable(frameworks, interpreters)
     named = known_modes(model) if modes == "all" else listed(modes)

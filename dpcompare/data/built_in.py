@@ -54,20 +54,29 @@ def synthetic_mini() -> ImageArrays:
     return _noise(train=72, validation=41)
 
 
-def _noise(**counts: int) -> ImageArrays:
+def synthetic_many() -> ImageArrays:
+    """66 training and 41 validation images of noise in 300 classes: more than a label of 8 bits tells apart.
+
+    Made for the groups of `dpcompare verify` that cross options, whose last batch of an epoch it does not fill.
+    """
+    return _noise(train=66, validation=41, num_classes=300)
+
+
+def _noise(*, train: int, validation: int, num_classes: int = 10) -> ImageArrays:
     generator = np.random.Generator(np.random.PCG64(0))
     splits = {}
-    for split, count in counts.items():
+    for split, count in {"train": train, "validation": validation}.items():
         noise = generator.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
-        labels = generator.integers(0, 10, count, dtype=np.int32)
+        labels = generator.integers(0, num_classes, count, dtype=np.int32)
         splits[split] = ([Image.fromarray(image) for image in noise], labels)
-    return ImageArrays(classes=tuple(f"class-{label}" for label in range(10)), splits=splits)
+    return ImageArrays(classes=tuple(f"class-{label}" for label in range(num_classes)), splits=splits)
 
 
 BUILT_IN: dict[str, Callable[[int], ImageArrays]] = {
     "digits": lambda largest_batch: digits(),
     "synthetic": synthetic,
     "synthetic-mini": lambda largest_batch: synthetic_mini(),
+    "synthetic-many": lambda largest_batch: synthetic_many(),
 }
 """Name -> the dataset for runs whose global batches have at most that many images; only `synthetic` depends on it."""
 

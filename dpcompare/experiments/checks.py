@@ -14,7 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.experiments.agreement import where_decisions_differ
-from dpcompare.experiments.verify_groups import Contender
+from dpcompare.experiments.contenders import Contender
 from dpcompare.models.architectures import model_of
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic

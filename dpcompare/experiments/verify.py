@@ -23,7 +23,7 @@ from dpcompare.experiments.checks import (
     differences,
     loss_difference,
 )
-from dpcompare.experiments.verify_groups import Contender, Group
+from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, Runs, Say, config_of, until_done
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.signals import terminated_as_interrupted

@@ -2,118 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from dpcompare.backends.availability import require_compiler
-from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
-from dpcompare.config.optimizers import OPTIMIZERS, optimizers_for
-from dpcompare.config.workload import Workload
-from dpcompare.data.names import AUGMENTATIONS
+from dpcompare.config.optimizers import optimizers_for
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.experiments.contenders import VARIANTS, Contender, Group, synchronizes, usable_contenders, variants
+from dpcompare.experiments.crossed_groups import crossed_groups
+from dpcompare.experiments.verify_workloads import BATCH, verified_workload
 from dpcompare.models.architectures import model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
-
-BATCH = 16
-"""Images per step of everything that is verified."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """One mode on one topology, whose results are compared with those of others."""
-
-    framework: str
-    mode: str
-    num_nodes: int
-    devices_per_node: int
-    accumulate: int = 1
-    stages: int = 1
-    launcher: Literal["torchrun", "spawn"] | None = None
-    pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
-    tune: Mapping[str, str] = field(default_factory=dict, hash=False)
-    device: Literal["cpu", "shared gpu"] | None = None
-    """Where it runs; None: on the devices that are verified, one for each replica."""
-    resumed: bool = False
-    """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
-
-    @property
-    def compared_as(self) -> tuple[str, str, str | None, bool]:
-        """What is compared with others: a mode, run in one of its ways."""
-        return self.framework, self.mode, self.launcher, self.stages > 1
-
-    def __str__(self) -> str:
-        topology = "" if self.mode == "single" else f" on {topology_in_words(self.num_nodes, self.devices_per_node)}"
-        stages = f" in {self.stages} stages" if self.stages > 1 else ""
-        launcher = f" by {self.launcher}" if self.launcher else ""
-        parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        device = {None: "", "cpu": " on the CPU", "shared gpu": " on a shared GPU"}[self.device]
-        resumed = " resumed" if self.resumed else ""
-        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{parts}{resumed}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Contenders that must compute the same; the first one is the reference of the others."""
-
-    workload: Workload
-    contenders: tuple[Contender, ...]
-    kind: Literal["modes", "accumulation"] = "modes"
-    """`modes`: every check. `accumulation`: only losses, over contenders that divide the batch differently."""
-    baseline: Contender | None = None
-    """One device in the place of the replicas of `modes`: it has their losses, and not all else."""
-
-    @property
-    def to_run(self) -> tuple[Contender, ...]:
-        """All contenders, the baseline last."""
-        return self.contenders if self.baseline is None else (*self.contenders, self.baseline)
-
-    @property
-    def described(self) -> str:
-        workload = self.workload
-        has = {
-            "regularization": workload.regularization == "shared",
-            "synchronized BatchNorm": workload.batchnorm == "sync",
-            "native": workload.profile == "native",
-        }
-        return ", ".join([workload.model, workload.optimizer, *(name for name, value in has.items() if value)])
-
-    @property
-    def checkpoint_every(self) -> int | None:
-        """Steps, such that the first checkpoint is in the middle of an epoch; None if no contender is resumed."""
-        assert self.workload.steps is not None
-        return self.workload.steps * 2 // 5 if any(contender.resumed for contender in self.contenders) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A mode run in another way, which must compute the same."""
-
-    mode: str
-    stages: int = 1
-    launcher: Literal["torchrun", "spawn"] | None = None
-
-    @property
-    def compared_as(self) -> tuple[str, str | None, bool]:
-        """What it is compared as: as for a Contender, without its framework."""
-        return self.mode, self.launcher, self.stages > 1
-
-
-VARIANTS = {"ddp-spawn": Variant(mode="ddp", launcher="spawn"), "ddp-stages": Variant(mode="ddp", stages=2)}
-"""What `verify --modes` knows in addition to the modes themselves."""
-
-
-def known_modes(model: str) -> list[str]:
-    """All that can be verified with a model; a custom one cannot be split into stages."""
-    unsplit_only = is_custom(model)
-    modes = [
-        mode for (_, mode), row in MODES.items() if not row.unverifiable and not (unsplit_only and row.is_pipeline)
-    ]
-    variants = [name for name, variant in VARIANTS.items() if not (unsplit_only and variant.stages > 1)]
-    return [*dict.fromkeys(modes), *variants]
 
 
 def plan_groups(
@@ -131,7 +34,8 @@ def plan_groups(
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
 
     Regularization is checked where differences show, in float64, with Adam: `model` on one device, toy-bn elsewhere.
-    What else a workload can have is spread over the groups of small models, since it takes no group of its own.
+    What else a workload can have is spread over the groups of small models, since it takes no group of its own, and,
+    unless quick, crossed in groups of small models in float64 (`crossed_groups`), which show nothing of a custom one.
 
     Args:
         device: as for `verify`.
@@ -154,6 +58,8 @@ def plan_groups(
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
+        if precision == "float64" and not quick and not is_custom(model):
+            groups += crossed_groups(frameworks, modes, replicas, device=device, asked=asked)
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
     return [group for group in groups if len(group.to_run) > 1]
@@ -196,7 +102,7 @@ def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequ
     return [
         f"{framework} {name}: no other mode that was asked for can be compared with it at these numbers of replicas; "
         "add a mode to --modes, or a number to --replicas"
-        for framework, name, variant in _variants()
+        for framework, name, variant in variants()
         if framework in frameworks and name in modes and (framework, *variant.compared_as) not in compared
     ]
 
@@ -235,62 +141,8 @@ def check_request(modes: Sequence[str], replicas: Sequence[int], accumulate: int
         )
 
 
-def usable_contenders(
-    frameworks: Sequence[str], modes: Sequence[str], num_replicas: int, *, alone: bool = False
-) -> tuple[Contender, ...]:
-    """The chosen modes and variants that can have this many replicas, in the order of MODES.
-
-    Modes of several replicas do with one only where `alone`.
-    """
-    chosen = (
-        _contender(framework, variant, num_replicas, alone=alone)
-        for framework, name, variant in _variants()
-        if framework in frameworks and name in modes
-    )
-    return tuple(contender for contender in chosen if contender is not None)
-
-
-def _variants() -> Iterator[tuple[str, str, Variant]]:
-    """Framework and name of each mode and variant; a mode itself is the variant that has the mode's name."""
-    for (framework, mode), row in MODES.items():
-        yield framework, mode, Variant(mode=mode, stages=row.default_stages)
-        for name, variant in VARIANTS.items():
-            if variant.mode == mode:
-                yield framework, name, variant
-
-
-def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bool) -> Contender | None:
-    """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
-    row = MODES[framework, variant.mode]
-    if row.nodes_without_replica:
-        if num_replicas > 1:  # one alone computes what replicas of other modes do, several never twice the same
-            return None
-        num_nodes = row.nodes_without_replica + 1
-        devices_per_node = 1
-    else:
-        if variant.stages == 1 and row.multi_device != (num_replicas > 1) and not (alone and num_replicas == 1):
-            return None
-        num_nodes = 2 if row.multi_node and variant.launcher is None and num_replicas % 2 == 0 else 1
-        devices_per_node = num_replicas // num_nodes * variant.stages
-    return Contender(
-        framework=framework,
-        mode=variant.mode,
-        num_nodes=num_nodes,
-        devices_per_node=devices_per_node,
-        stages=variant.stages,
-        launcher=variant.launcher,
-    )
-
-
 BIG_MODEL_REPLICAS = {"quick": 1, "full": 2}
 """The most replicas with which a big model is trained."""
-
-
-WIDENED = {
-    **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
-    **{"weight_decay": 0.05, "weight_average": 0.8},
-}
-"""Values for small models: an odd size, which pads otherwise than an even one, and values that are no default."""
 
 
 def _groups(
@@ -311,13 +163,17 @@ def _groups(
     if quick and num_replicas > 1:
         optimizers = optimizers[:1]  # the group with synchronized BatchNorm has Adam
     for optimizer in optimizers:
-        yield Group(workload=_workload(trained, optimizer, precision, quick=quick, asked=asked), contenders=contenders)
+        yield Group(
+            workload=verified_workload(trained, optimizer, precision, quick=quick, asked=asked), contenders=contenders
+        )
     if precision != "float64":
         return
     if num_replicas > 1:
         widened = {"regularization": "shared", "batchnorm": "sync"} | asked
-        able = tuple(contender for contender in contenders if "batchnorm" in asked or _synchronizes(contender, device))
-        yield Group(workload=_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able)
+        able = tuple(contender for contender in contenders if "batchnorm" in asked or synchronizes(contender, device))
+        yield Group(
+            workload=verified_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able
+        )
         return
     small = "toy-bn" if model_of(model).is_big else model
     if not model_of(small).drops:
@@ -325,21 +181,19 @@ def _groups(
     widened = {"regularization": "shared"} | asked
     singles = tuple(contender for contender in contenders if contender.mode == "single")
     if model_of(model).is_big and not quick:
-        yield Group(workload=_workload(model, "adam", precision, quick=quick, asked=widened), contenders=contenders)
+        yield Group(
+            workload=verified_workload(model, "adam", precision, quick=quick, asked=widened), contenders=contenders
+        )
     elif len(singles) < len(contenders):
-        yield Group(workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders)
+        yield Group(
+            workload=verified_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders
+        )
     if singles:
-        native = _workload(small, "adam", precision, quick=quick, asked={"profile": "native"} | widened)
+        native = verified_workload(small, "adam", precision, quick=quick, asked={"profile": "native"} | widened)
         tune = _compiled_here() if native.profile == "native" else {}  # unless another profile was asked for
         compiled = tuple(replace(one, tune=tune if one.framework == "torch" else {}) for one in singles)
         resumed = tuple(replace(contender, resumed=True) for contender in compiled)
         yield Group(workload=native, contenders=(*compiled, *resumed))
-
-
-def _synchronizes(contender: Contender, device: str) -> bool:
-    """Whether a mode has BatchNorm over all replicas on these devices."""
-    on_gpus = device == "auto" and visible_gpus(installed_gpus())
-    return ("gpu" if on_gpus else "cpu") in MODES[contender.framework, contender.mode].sync_batchnorm_on
 
 
 def _compiled_here() -> dict[str, str]:
@@ -350,31 +204,6 @@ def _compiled_here() -> dict[str, str]:
     except RequestError:
         return {}
     return compiled
-
-
-def _workload(
-    model: str, optimizer: str, precision: str, *, quick: bool, asked: Mapping[str, FieldValue] = {}
-) -> Workload:
-    # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
-    how = OPTIMIZERS[optimizer].verification
-    fields: dict[str, Any] = {
-        "model": model,
-        "dataset": "synthetic-mini",
-        "image_size": 64,
-        "global_batch_size": BATCH,
-        "steps": min(how.num_steps, 6) if quick and model_of(model).is_big else how.num_steps,
-        "warmup_steps": 0,
-        "optimizer": optimizer,
-        "schedule": how.schedule,
-        "learning_rate": how.learning_rate,
-        "precision": precision,
-        "augment": AUGMENTATIONS,
-    }
-    if is_custom(model):  # which may need its own size, and has its own BatchNorm
-        fields["seed"] = WIDENED["seed"]
-    elif not model_of(model).is_big:
-        fields |= WIDENED | {"clip_norm": model_of(model).clip_norm_of_verify}
-    return Workload(**{**fields, **asked})
 
 
 def _accumulation(
@@ -391,7 +220,7 @@ def _accumulation(
     Quick: one mode with the whole batch, and in micro-batches those on 2 replicas, where there are any.
     """
     asked = {name: value for name, value in asked.items() if name not in ("accumulate", "batchnorm")}
-    workload = _workload("mlp", "sgd", precision, quick=False, asked=asked)
+    workload = verified_workload("mlp", "sgd", precision, quick=False, asked=asked)
     singles = usable_contenders(frameworks, modes, 1)
     accumulating = [one for one in singles if "accumulate" not in MODES[one.framework, one.mode].supported_values]
     several = usable_contenders(frameworks, modes, 2) if 2 in replicas else ()

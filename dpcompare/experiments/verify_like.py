@@ -14,8 +14,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
+from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify import Check
-from dpcompare.experiments.verify_groups import Contender, Group
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import changed_modules, custom_model, source_sha256

@@ -17,7 +17,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.checks import Side
-from dpcompare.experiments.verify_groups import Contender
+from dpcompare.experiments.contenders import Contender
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.plan import exposure
 from dpcompare.launch.run import resume, run

@@ -148,6 +148,13 @@ def test_preparing_removes_no_folder_that_is_not_its_own(tmp_path):
     assert set(tmp_path.iterdir()) == mine | {tmp_path / "store"}
 
 
+def test_synthetic_many_has_labels_beyond_a_byte(tmp_path):
+    store = prepare("synthetic-many", tmp_path / "store", 8)
+    assert (len(store.manifest.classes), counts(store)) == (300, {"train": 66, "validation": 41})
+    assert all(128 <= store.split(name).labels.max() < 300 for name in counts(store))
+    assert store.split("train").labels.max() > 255
+
+
 @pytest.mark.process
 def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()

@@ -11,7 +11,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.experiments.checks import Side, detail_of, differences, first_layer_that_differs
-from dpcompare.experiments.verify_groups import Contender
+from dpcompare.experiments.contenders import Contender
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic

@@ -11,6 +11,7 @@ import pytest
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import Side
+from dpcompare.experiments.contenders import Group, usable_contenders
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.verify import (
     FLOOR_MULTIPLE,
@@ -24,8 +25,9 @@ from dpcompare.experiments.verify import (
     tolerance_of,
     verify,
 )
-from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
+from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.experiments.verify_runs import config_of, resume_side, run_side
+from dpcompare.experiments.verify_workloads import verified_workload
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import CONFIG_FILE
@@ -43,7 +45,7 @@ SYNCHRONIZED = REGULARIZED | {"batchnorm": "sync"}
 def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
     """A group of a small model; with `accumulate`, which needs one without BatchNorm, compared with one device."""
     accumulate = asked.pop("accumulate", 1)
-    workload = _workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
+    workload = verified_workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
     contenders = usable_contenders(frameworks, modes, replicas)
     if accumulate == 1:
         return Group(workload=workload, contenders=contenders)

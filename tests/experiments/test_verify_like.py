@@ -10,8 +10,9 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments import verify_like
-from dpcompare.experiments.verify_groups import _workload, plan_groups
+from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.experiments.verify_like import STEPS, group_like
+from dpcompare.experiments.verify_workloads import verified_workload
 from dpcompare.results.run_dir import CONFIG_FILE, RESULT_FILE
 from tests.support.command import invoke
 
@@ -92,7 +93,7 @@ def test_what_is_asked_for_holds_in_every_group():
 @pytest.fixture
 def run_dir(tmp_path, train_once):
     """A copy of a completed run."""
-    workload = _workload("toy-bn", "sgd", "float64", quick=False)
+    workload = verified_workload("toy-bn", "sgd", "float64", quick=False)
     cluster = Cluster.partition(1, 1, device="cpu")
     _, made = train_once(RunConfig(framework="torch", mode="single", cluster=cluster, workload=workload, task="probe"))
     return shutil.copytree(made, tmp_path / "run")

@@ -1,0 +1,53 @@
+"""What `dpcompare verify` trains: the workload of a model and an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpcompare.config.optimizers import OPTIMIZERS
+from dpcompare.config.workload import Workload
+from dpcompare.data.names import AUGMENTATIONS
+from dpcompare.models.architectures import model_of
+from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import FieldValue
+
+BATCH = 16
+"""Images per step of everything that is verified, but for the groups that cross options."""
+
+
+WIDENED = {
+    **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
+    **{"weight_decay": 0.05, "weight_average": 0.8},
+}
+"""Values for small models: an odd size, which pads otherwise than an even one, and values that are no default."""
+
+
+def verified_workload(
+    model: str, optimizer: str, precision: str, *, quick: bool, asked: Mapping[str, FieldValue] = {}
+) -> Workload:
+    """What a model is trained with; quick: few steps of a big one. Fields that are asked for take precedence.
+
+    Raises:
+        RequestError: they make no workload.
+    """
+    # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
+    how = OPTIMIZERS[optimizer].verification
+    fields: dict[str, Any] = {
+        "model": model,
+        "dataset": "synthetic-mini",
+        "image_size": 64,
+        "global_batch_size": BATCH,
+        "steps": min(how.num_steps, 6) if quick and model_of(model).is_big else how.num_steps,
+        "warmup_steps": 0,
+        "optimizer": optimizer,
+        "schedule": how.schedule,
+        "learning_rate": how.learning_rate,
+        "precision": precision,
+        "augment": AUGMENTATIONS,
+    }
+    if is_custom(model):  # which may need its own size, and has its own BatchNorm
+        fields["seed"] = WIDENED["seed"]
+    elif not model_of(model).is_big:
+        fields |= WIDENED | {"clip_norm": model_of(model).clip_norm_of_verify}
+    return Workload(**{**fields, **asked})
