@@ -18,10 +18,12 @@ def covering_rows(options: Mapping[str, Sequence[str]], is_legal: Callable[[Mapp
     the one with the most missing pairs is taken.
 
     Args:
-        options: option -> its values.
+        options: option -> its values; one that has none leaves no row.
         is_legal: whether these values go together; also asked of some of the options alone, of which it must say yes
             if it does of a row that has them.
     """
+    if not all(options.values()):
+        return []
     missing = dict.fromkeys(_pairs_of(options))
     rows: list[Row] = []
     while missing:

@@ -83,7 +83,7 @@ def test_runs_and_studies_are_found_where_they_usually_are(tmp_path):
 
 def test_datasets_are_the_built_in_ones_and_folders(tmp_path):
     (tmp_path / "photos").mkdir()
-    assert asked("run", "--dataset", "") == ["digits", "synthetic", "synthetic-mini", "photos"]
+    assert asked("run", "--dataset", "") == ["digits", "synthetic", "synthetic-mini", "synthetic-many", "photos"]
     assert asked("run", "--dataset", "pho") == ["photos"]
 
 

@@ -303,7 +303,7 @@ def test_autotune_tries_what_gpus_have_and_the_workload_admits(tmp_path, monkeyp
 
     def run(config, run_dir, report):
         tried.append(config.tune)
-        return SimpleNamespace(images_per_second=100.0, first_step_seconds=1.0)
+        return SimpleNamespace(compared_speed=100.0, first_step_seconds=1.0)
 
     monkeypatch.setattr("dpcompare.experiments.autotune.run", run)
     workload = Workload(

@@ -197,7 +197,7 @@ def test_healthy_modes_pass_in_every_crossed_group(number):
     group = planned(("torch", "jax"))[number]
     checks = list(verify([group]))
     assert [check.name for check in checks if not check.passed] == []
-    assert len(checks) >= 15
+    assert len(checks) >= 14
 
 
 THIRD_LOST = """

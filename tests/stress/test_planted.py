@@ -72,7 +72,7 @@ def test_an_effect_is_the_largest_difference(losses, expected):
     assert effect(same, other) == pytest.approx(expected)
 
 
-def test_what_has_no_effect_is_not_counted_and_silence_is_let_through():
+def test_no_effect_is_not_counted_and_silence_is_let_through():
     rows = [
         {"name": "a", "place": "torch single", "precision": "float32", "effect": 0.0},
         {"name": "b", "place": "torch single", "precision": "float32", "effect": 1.0}
