@@ -124,7 +124,7 @@ LEFT_OUT = b"\n[dpcompare has left out the middle of this log, which was too lon
 def cut_logs(folder: Path, nodes: Collection[int]) -> None:
     """Leave out the middle of logs that are too long, which their processes continue to write at the end (O_APPEND).
 
-    What they write meanwhile may be lost: it is a small part of what is left out.
+    What they write between the last read and the cut is lost: very little of what is left out.
 
     Args:
         folder: of the logs.
@@ -141,6 +141,7 @@ def _cut(path: str) -> None:
     with open(path, "r+b", opener=no_link) as log:
         log.seek(-KEPT_BYTES, os.SEEK_END)
         end = log.read(KEPT_BYTES)
+        end += log.read()  # what has been written meanwhile, such as the error that ended the process
         log.truncate(KEPT_BYTES)
     with open(path, "ab", opener=no_link) as log:
         log.write(LEFT_OUT + end)

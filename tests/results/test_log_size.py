@@ -7,7 +7,14 @@ import pytest
 
 from dpcompare.results import run_dir as log_size
 
-PRINTS = "import os\nfor number in range({}): os.write(1, b'%09d\\n' % number)"
+PRINTS = """
+import os, pathlib, sys
+for number in range({}):
+    os.write(1, b'%09d\\n' % number)
+pathlib.Path("printed").touch()
+sys.stdin.read()
+os.write(1, b"the last line")
+"""
 
 
 @pytest.fixture
@@ -42,13 +49,15 @@ def test_logs_that_are_short_or_of_other_nodes_stay(tmp_path, name, size):
 def test_a_process_goes_on_writing_at_the_end(tmp_path):
     log = tmp_path / "node0.log"
     with log.open("ab") as opened:  # as the launcher opens it
-        process = subprocess.Popen([sys.executable, "-c", PRINTS.format(300_000)], stdout=opened)
+        command = [sys.executable, "-c", PRINTS.format(300_000)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=opened, cwd=tmp_path)
     largest = 0
-    while process.poll() is None:
+    while not (tmp_path / "printed").exists() and process.poll() is None:
         largest = max(largest, log.stat().st_size)
         log_size.cut_logs(tmp_path, [0])
+    process.communicate()
     log_size.cut_logs(tmp_path, [0])
-    assert log.read_text().splitlines()[-1] == f"{299_999:09d}"
+    assert log.read_text().splitlines()[-1] == "the last line"
     assert log.stat().st_size < 60_000
     assert largest < 3_000_000
 
