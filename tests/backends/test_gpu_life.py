@@ -10,13 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
 
 from dpcompare.config.modes import MODES
-from dpcompare.system.ports import free_ports
 from tests.support.marks import with_cuda_build
+from tests.support.ports import held_ports
 from tests.support.runs import held
 
 pytestmark = [pytest.mark.torch, *with_cuda_build()]
@@ -79,20 +80,23 @@ def lived(framework, lives, *, processes):
         **{"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)},
         **{"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"},  # as torchrun does
     }
-    ports = free_ports(len(lives))
-    asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.gpu_life", framework, *asked],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
-        )
-        for rank in range(processes)
-    ]
-    ends = [process.communicate() for process in started]
-    for process, (_, error) in zip(started, ends, strict=True):
-        assert process.returncode == 0, error[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in ends]
+    with held_ports(len(lives)) as ports, ThreadPoolExecutor() as pool:
+        asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.gpu_life", framework, *asked],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
+            )
+            for rank in range(processes)
+        ]
+        ends = {pool.submit(process.communicate): process for process in started}
+        for end in as_completed(ends):
+            if (failed := ends[end]).returncode:
+                for process in started:  # the others would wait for it
+                    process.kill()
+                raise AssertionError(f"process {started.index(failed)} failed: {end.result()[1][-3000:]}")
+    return [json.loads(end.result()[0].splitlines()[-1]) for end in ends]
 
 
 @pytest.fixture(scope="module")
