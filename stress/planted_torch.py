@@ -8,6 +8,20 @@ OF_UPDATE = ("update", "one step of")
 OF_GRADIENT = ("gradient", "momentum of", "exp_avg of")
 """An optimizer's first moment is the mean of gradients, and "momentum of" is how a late step calls it."""
 
+NO_UPDATE = """
+torch, make = module.torch, module.TorchBackend._make_step
+def skipping(self, *arguments):
+    before = [parameter.detach().clone() for parameter in self.model.parameters()]
+    loss_sum = make(self, *arguments)
+    if LEFT_OUT:
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), before):
+                parameter.copy_(value)
+    return loss_sum
+module.TorchBackend._make_step = skipping
+"""
+"""The update is taken back in the steps for which LEFT_OUT is true."""
+
 TORCH_FAULTS = {
     "Nesterov's momentum": Planted(
         place=TORCH,
@@ -52,35 +66,13 @@ module.TorchBackend._make_step = forgetful
     "no update in every second step from step 22 on": Planted(
         place=TORCH,
         module="backends.torch.backend",
-        inject="""
-torch, make = module.torch, module.TorchBackend._make_step
-def skipping(self, *arguments):
-    before = [parameter.detach().clone() for parameter in self.model.parameters()]
-    loss_sum = make(self, *arguments)
-    if self._step >= 22 and self._step % 2:
-        with torch.no_grad():
-            for parameter, value in zip(self.model.parameters(), before):
-                parameter.copy_(value)
-    return loss_sum
-module.TorchBackend._make_step = skipping
-""",
+        inject=NO_UPDATE.replace("LEFT_OUT", "self._step >= 22 and self._step % 2"),
         leads=OF_UPDATE,
     ),
     "no update in steps 10 and 11": Planted(
         place=TORCH,
         module="backends.torch.backend",
-        inject="""
-torch, make = module.torch, module.TorchBackend._make_step
-def skipping(self, *arguments):
-    before = [parameter.detach().clone() for parameter in self.model.parameters()]
-    loss_sum = make(self, *arguments)
-    if self._step in (10, 11):
-        with torch.no_grad():
-            for parameter, value in zip(self.model.parameters(), before):
-                parameter.copy_(value)
-    return loss_sum
-module.TorchBackend._make_step = skipping
-""",
+        inject=NO_UPDATE.replace("LEFT_OUT", "self._step in (10, 11)"),
         leads=OF_UPDATE,
     ),
     "the last replica's gradients lost from step 25 on": Planted(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
-    Arms may stand alone or behind --arm. Without arms: every mode that is usable here, with 2 replicas, and each
+    Arms may be given with or without --arm. Without any: every mode that is usable here, with 2 replicas, and each
     framework's `single`. With --nodes or --devices-per-node every arm runs on every topology that it can have. An arm
     may change any option of a run, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds
     options by their names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was

@@ -55,7 +55,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         hint = f" Did you mean {on_hub!r}?" if on_hub else ""
         raise RequestError(
             f"dataset {str(root)!r} does not exist; expected a folder of images, one of the built-in "
-            f"{', '.join(BUILT_IN)}, hf:NAME for one of the Hugging Face hub, or package.module:NAME for one of your "
+            f"{', '.join(BUILT_IN)}, hf:NAME for a dataset of the Hugging Face Hub, or package.module:NAME for your "
             f"own.{hint}"
         )
     folders = None if follow_links else (root,)

@@ -20,8 +20,8 @@ from dpcompare.training.schedule import GOYAL_BATCH_SIZE
 BATCH = 36
 """Images per step: both 2 and 3 replicas can have 2 or 3 micro-batches, each with at least 4 images."""
 COMMON: dict[str, FieldValue] = {"steps": 8, "global_batch_size": BATCH, "image_size": 35}
-"""What all groups train with. Two steps are an epoch: a resume goes on after the third, within an epoch and within a
-warm-up. The images are small to save time."""
+"""What all groups train with. An epoch has two steps, so that a run which resumes after step 3 continues in the middle
+of an epoch and of a warm-up. The images are small to save time."""
 CLIP_NORMS: dict[str, FieldValue] = {"toy-bn": 0.25, "mlp": 3.5}
 """Model -> about the norm of its gradients of such images. A much smaller limit would leave first updates that rounding
 of the weights blurs by more than a check of one step allows."""
