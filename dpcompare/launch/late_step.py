@@ -23,7 +23,7 @@ from dpcompare.launch.outcome import Callbacks, Deadlines
 from dpcompare.launch.plan import Endpoints, is_isolated, plan
 from dpcompare.launch.setup import interpreter_made_for
 from dpcompare.models.costs import training_flops
-from dpcompare.results.late_step import LATE_STEPS, LateStep, compared, why_not
+from dpcompare.results.late_step import LATE_STEPS, LateStep, compared, statistics_are_alike, why_not
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import (
     ATTEMPT_CONFIG_FILE,
@@ -84,7 +84,7 @@ def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callb
     for again in _configs_again(config, problems):
         callbacks.report(f"repeating the last {LATE_STEPS} steps: {again.framework} in float64")
         if (why := _repeated(again, folder, callbacks.stopped_by)) is None:
-            return _judged(result, again, folder)
+            return _judged(result, config, again, folder)
         problems.append(f"{again.framework}: {why}")
     return LateStep(left_out=f"no other framework can make it here: {'; '.join(problems)}")
 
@@ -105,7 +105,7 @@ def _repeated(again: PreparedRun, folder: Path, stopped_by: Callable[[], str | N
     return why_it_failed(again, folder, outcome).splitlines()[0] if outcome.failed or outcome.vanished else None
 
 
-def _judged(result: RunResult, again: PreparedRun, folder: Path) -> LateStep:
+def _judged(result: RunResult, config: PreparedRun, again: PreparedRun, folder: Path) -> LateStep:
     """What the repeated steps say of those of the run."""
     before, after, other = (load_file(folder / name) for name in (LATE_STEP_BEFORE, LATE_STEP_AFTER, LATE_STEP_AGAIN))
     last = len(result.train_loss)
@@ -117,6 +117,7 @@ def _judged(result: RunResult, again: PreparedRun, folder: Path) -> LateStep:
         [float("nan") if loss is None else loss for loss in losses],
         arithmetic=result.arithmetic,
         first_step=last - LATE_STEPS + 1,
+        with_statistics=statistics_are_alike(config),
     )
     return LateStep(
         framework=again.framework,

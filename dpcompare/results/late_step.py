@@ -99,6 +99,11 @@ def why_not(config: PreparedRun) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
+def statistics_are_alike(config: PreparedRun) -> bool:
+    """Whether one device has the running statistics of the run: those of its first replica are of other batches."""
+    return config.topology.num_replicas == 1 or config.workload.batchnorm == "sync"
+
+
 def tensors_of(state: TrainingState) -> State:
     """The tensors of a state as one mapping, as a file has them."""
     model = {f"model.{name}": tensor for name, tensor in state.model.items()}
@@ -128,6 +133,7 @@ def compared(
     *,
     arithmetic: str,
     first_step: int,
+    with_statistics: bool,
 ) -> tuple[float, str]:
     """The largest difference between the last steps of a run and the same repeated.
 
@@ -138,6 +144,7 @@ def compared(
         losses: of the run.
         arithmetic: of the run: a precision, or TF32.
         first_step: the first of these steps, from 1.
+        with_statistics: whether the running statistics are compared too; see `statistics_are_alike`.
 
     Returns:
         it as a part of what rounding explains, and which one it is, in words.
@@ -148,9 +155,8 @@ def compared(
     ]
     names: dict[str, list[str]] = {}
     for name in before:
-        part, _, rest = name.partition(".")
-        if not is_statistic(name):
-            names.setdefault("update" if part == "model" else rest.partition(".")[0], []).append(name)
+        if with_statistics or not is_statistic(name):
+            names.setdefault(_kind_of(name), []).append(name)
     for kind, tensors in names.items():
         if any(again.get(name, np.empty(0)).shape != after[name].shape for name in tensors):
             return math.inf, f"{kind} of other tensors"
@@ -165,9 +171,17 @@ def compared(
     return max((math.inf if math.isnan(part) else part, what) for part, what in differences)
 
 
+def _kind_of(name: str) -> str:
+    """What tensors are judged together: parameters, a slot of the optimizer, and each of BatchNorm's two statistics."""
+    part, _, rest = name.partition(".")
+    if part == "optimizer":
+        return rest.partition(".")[0]
+    return rest.rpartition(".")[2].replace("_", " ") if is_statistic(name) else "update"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """Norms of the tensors of a kind: the parameters, or one slot of the optimizer; each array has one for a tensor."""
+    """Norms of the tensors of a kind, as `_kind_of` calls it; each array has one for a tensor."""
 
     names: Sequence[str]
     """The parameters."""

@@ -13,7 +13,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.late_step import _judged
 from dpcompare.models.state import TrainingState
 from dpcompare.results import late_step
-from dpcompare.results.late_step import LateStep, compared, state_of, tensors_of, why_not
+from dpcompare.results.late_step import LateStep, compared, state_of, statistics_are_alike, tensors_of, why_not
 from dpcompare.training.late_step import LateStepFiles
 from tests.support.numpy_backend import NumpyBackend
 from tests.support.results import result
@@ -53,8 +53,8 @@ def files(*, noise=1e-6, fault=lambda name, gradient: gradient, stored=np.float3
     return before, run, again | {"losses": np.array([0.5, 0.4])}
 
 
-def difference(tensors, *, losses=(0.5, 0.4), arithmetic="float32"):
-    return compared(*tensors, losses, arithmetic=arithmetic, first_step=29)
+def difference(tensors, *, losses=(0.5, 0.4), arithmetic="float32", with_statistics=True):
+    return compared(*tensors, losses, arithmetic=arithmetic, first_step=29, with_statistics=with_statistics)
 
 
 def test_rounding_is_explained():
@@ -119,6 +119,41 @@ def test_a_loss_is_named_by_its_step():
     assert difference(files(), losses=(float("nan"), 0.4)) == (math.inf, "loss of step 29")
 
 
+def with_batchnorm(*, momentum=0.9, noise=1e-6):
+    """The tensors of `files`, and a BatchNorm whose running statistics move by this momentum."""
+    before, run, again = files()
+    rng = np.random.default_rng(1)
+    for name in ("model.norm.running_mean", "model.norm.running_var"):
+        old = np.abs(rng.normal(1, 0.1, 16)).astype(np.float32)
+        ours, theirs = old, old.astype(np.float64)
+        for _ in range(2):
+            of_batch = rng.normal(1, 0.3, 16)
+            ours = (momentum * ours + (1 - momentum) * (of_batch + rng.normal(0, noise, 16))).astype(np.float32)
+            theirs = 0.9 * theirs + 0.1 * of_batch
+        before, run, again = before | {name: old}, run | {name: ours}, again | {name: theirs}
+    return before, run, again
+
+
+def test_running_statistics_may_round():
+    assert difference(with_batchnorm())[0] < 1
+    assert difference(with_batchnorm(noise=3e-2), arithmetic="bfloat16")[0] < 1
+
+
+def test_running_statistics_of_another_momentum_are_named():
+    faulty = with_batchnorm(momentum=0.99)
+    part, what = difference(faulty)
+    assert part > 1
+    assert what.startswith(("running mean of ", "running var of "))
+    assert difference(faulty, arithmetic="bfloat16")[0] > 1
+    assert difference(faulty, with_statistics=False)[0] < 1
+
+
+def test_statistics_of_a_replica_alone_are_not_compared():
+    assert statistics_are_alike(config("single", nodes=1))
+    assert statistics_are_alike(config(workload={"batchnorm": "sync"}))
+    assert not statistics_are_alike(config())
+
+
 def test_what_is_not_a_number_or_missing_does_not_pass():
     before, run, again = files()
     assert difference((before, run | {"model.conv.bias": run["model.conv.bias"] * np.nan}, again))[0] == math.inf
@@ -148,7 +183,7 @@ def test_a_difference_without_a_number_is_a_problem(tmp_path):
     run = run | {"model.conv.bias": run["model.conv.bias"] * np.nan}
     for name, tensors in (("before", before), ("after", run), ("again", again)):
         save_file(tensors, tmp_path / f"{name}.safetensors")
-    judged = _judged(result(train_loss=[0.5, 0.4]), config(), tmp_path)
+    judged = _judged(result(train_loss=[0.5, 0.4]), config(), config("single", nodes=1, framework="jax"), tmp_path)
     assert judged.part_of_tolerance == 1e18
     assert "update of" in judged.problem
     assert LateStep.model_validate_json(judged.model_dump_json()) == judged
