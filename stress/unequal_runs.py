@@ -1,4 +1,8 @@
-"""The real runs and studies of two unequal arms under loads, torch and JAX on the CPU: kept, and continued."""
+"""The real runs and studies of two unequal arms under loads, torch and JAX on the CPU: kept, and continued.
+
+Their training processes fork from one that holds the framework: to import it takes longer than to train, most of all
+under load, and no figure of the claims is of that time.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import dpcompare as dp
 from dpcompare import Cluster, RunConfig, Workload
@@ -23,6 +29,7 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
 from stress.drawn_studies import Arms
 from stress.loads import LOADS, loaded
+from tests.support.warm import WarmLauncher
 
 FRAMEWORKS = ("torch", "jax")
 """The first arm of every study, and the second."""
@@ -112,15 +119,28 @@ def make_runs(folder: Path, loads: Sequence[str], runs: int, seconds: float, ste
     _require_steps(folder, steps)
     arms = dict(zip(FRAMEWORKS, configs(steps), strict=True))
     kept = {load: rounds_kept(folder, load) for load in loads}
-    for number, load in product(range(1, runs + 1), loads):
-        if number in kept[load]:
-            continue
-        if time.monotonic() > deadline:
-            print(f"the time is up; the same command makes {load} {number} of {runs} next", file=sys.stderr)
-            return
-        speeds = make_round(folder, load, number, arms)
-        said = ", ".join(f"{name} {speed:.0f} images/s" for name, speed in speeds.items() if speed)
-        print(f"{load} {number} of {runs}: {said}", file=sys.stderr, flush=True)
+    with forked():
+        for number, load in product(range(1, runs + 1), loads):
+            if number in kept[load]:
+                continue
+            if time.monotonic() > deadline:
+                print(f"the time is up; the same command makes {load} {number} of {runs} next", file=sys.stderr)
+                return
+            speeds = make_round(folder, load, number, arms)
+            said = ", ".join(f"{name} {speed:.0f} images/s" for name, speed in speeds.items() if speed)
+            print(f"{load} {number} of {runs}: {said}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Within it training processes fork from one that has imported their framework."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpcompare-unequal-")))
+        warm = WarmLauncher(folder)
+        stack.callback(warm.close)
+        for module in ("attempt", "late_step"):
+            stack.enter_context(patch(f"dpcompare.launch.{module}.launch", warm.launch))
+        yield
 
 
 def make_round(folder: Path, load: str, number: int, arms: Mapping[str, RunConfig]) -> dict[str, float | None]:
@@ -163,28 +183,39 @@ def make_studies(folder: Path, loads: Sequence[str], studies: int, seconds: floa
         RequestError: the folder has studies of other steps, or a run of a study has failed.
     """
     deadline = time.monotonic() + seconds
-    for number, load in product(range(1, studies + 1), loads):
-        out = study_dir(folder, load, number)
-        if has_ended(out):
-            continue
-        if time.monotonic() > deadline:
-            print(f"the time is up; the same command makes {load} {number} of {studies} next", file=sys.stderr)
-            return
-        with loaded(LOADS[load], seconds=LONGEST_STUDY, seed=number):
-            study = dp.compare(
-                [f"{framework}:single" for framework in FRAMEWORKS],
-                workload(steps),
-                rounds=ROUNDS_FOR_CLAIM,
-                device="cpu",
-                out=out,
-                order_seed=number,
-            )
-        if not has_ended(out):
-            raise RequestError(
-                f"{str(out)!r} has a run that failed, so it is not a study of {ROUNDS_FOR_CLAIM} rounds; repeat that "
-                f"run with `dpcompare compare --resume {out} --retry-failed`"
-            )
-        print(f"{load} {number} of {studies}: {study.report().claims[0].sentence}", file=sys.stderr, flush=True)
+    with forked():
+        for number, load in product(range(1, studies + 1), loads):
+            out = study_dir(folder, load, number)
+            if has_ended(out):
+                continue
+            if time.monotonic() > deadline:
+                print(f"the time is up; the same command makes {load} {number} of {studies} next", file=sys.stderr)
+                return
+            sentence = make_study(out, load, number, steps)
+            print(f"{load} {number} of {studies}: {sentence}", file=sys.stderr, flush=True)
+
+
+def make_study(out: Path, load: str, number: int, steps: int) -> str:
+    """Make a study under a load; returns what it claims.
+
+    Raises:
+        RequestError: a run of it has failed.
+    """
+    with loaded(LOADS[load], seconds=LONGEST_STUDY, seed=number):
+        study = dp.compare(
+            [f"{framework}:single" for framework in FRAMEWORKS],
+            workload(steps),
+            rounds=ROUNDS_FOR_CLAIM,
+            device="cpu",
+            out=out,
+            order_seed=number,
+        )
+    if not has_ended(out):
+        raise RequestError(
+            f"{str(out)!r} has a run that failed, so it is not a study of {ROUNDS_FOR_CLAIM} rounds; repeat that "
+            f"run with `dpcompare compare --resume {out} --retry-failed`"
+        )
+    return study.report().claims[0].sentence
 
 
 def arms_of_studies(folder: Path, load: str) -> list[Arms]:

@@ -62,6 +62,7 @@ def differences(workload: Workload) -> dict[str, Difference]:
     found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
     found["losses over 2 steps"] = lambda a, b: loss_difference(a, b, 2)
     found[f"losses over {optimizer} steps"] = loss_difference
+    found["update of all steps"] = lambda a, b: _relative(_update(a, "trained"), _update(b, "trained"))
     found["BatchNorm statistics"] = _statistics
     if workload.weight_average is not None:
         found["weight average"] = lambda a, b: _relative(_tensors(a, "averaged"), _tensors(b, "averaged"))
@@ -129,13 +130,24 @@ def _replica_difference(side: Side) -> str | None:
     return side.result.computed.replica_difference if side.result.computed else None
 
 
-def detail_of(name: str, a: Side, b: Side) -> str:
+def detail_of(name: str, a: Side, b: Side, tolerance: float) -> str:
     """What leads to the cause where a check of two sides has failed; empty where nothing is known."""
     if name == "decisions of each step":
         return "; ".join(_decisions_that_differ(a, b))
     if name == "equality of replicas":
         return _replica_difference(b) or ""
-    return "" if name in EACH_ALONE else first_layer_that_differs(a, b)
+    if name in EACH_ALONE:
+        return ""
+    return first_layer_that_differs(a, b) or (_first_late_loss(a, b, tolerance) if name.startswith("losses") else "")
+
+
+def _first_late_loss(a: Side, b: Side, tolerance: float) -> str:
+    """Which step's loss is the first that differs, in words; empty where it is the first of all."""
+    late = np.flatnonzero(~(np.abs(_losses(a) - _losses(b)) <= tolerance))  # a NaN differs
+    if not len(late) or not late[0]:
+        return ""
+    step = int(late[0])
+    return f"the first loss that differs is that of step {step + 1}, after the update of step {step}"
 
 
 def _rows_against_host(side: Side, *names: str) -> float:
@@ -201,10 +213,10 @@ def _slots(side: Side, slot: str) -> Arrays:
     return _tensors(side, f"slots.{slot}")
 
 
-def _update(side: Side) -> Arrays:
-    """What the first step changed in the trained tensors."""
-    initial, stepped = _tensors(side, "initial"), _tensors(side, "stepped")
-    return {name: stepped[name] - initial[name] for name in initial if not is_statistic(name)}
+def _update(side: Side, until: str = "stepped") -> Arrays:
+    """What the first step changed in the trained tensors, or `until` they were `trained`, all steps."""
+    initial, changed = _tensors(side, "initial"), _tensors(side, until)
+    return {name: changed[name] - initial[name] for name in initial if not is_statistic(name)}
 
 
 def _relative(a: Arrays, b: Arrays) -> float:

@@ -109,7 +109,7 @@ def last_row_wrong(array):
 CHANGES = {
     "a weight that is not the file's": (
         with_array("initial.classifier.bias", lambda array: array + 1),
-        {"weight round trip", "one step of sgd"},
+        {"weight round trip", "one step of sgd", "update of all steps"},
     ),
     "another order": (with_result(sample_order_sha256="another"), {"sample order"}),
     "a rate of a later step": (
@@ -138,6 +138,10 @@ CHANGES = {
         {"gradient", "gradient of each tensor"},
     ),
     "an update": (with_array("stepped.classifier.bias", lambda array: array + 1), {"one step of sgd"}),
+    "a weight after the last step": (
+        with_array("trained.classifier.bias", lambda array: array + 1),
+        {"update of all steps"},
+    ),
     "a running statistic": (with_array("trained.bn2.running_var", lambda array: array * 2), {"BatchNorm statistics"}),
     "a statistic that is not a number": (
         with_array("trained.bn2.running_var", lambda array: array * np.nan),
@@ -223,13 +227,22 @@ def test_the_first_layer_that_differs_is_named(side, first, second, said):
 def test_what_differs_leads_to_the_cause(side):
     later = Decisions.of({0: {"learning rate": [1, 2, 3, 5]}}, first_step=0, num_steps=STEPS)
     changed = evaluated(rows="0000000000000001")(with_result(decisions=later)(side))
-    assert detail_of("decisions of each step", side, changed) == (
+    assert detail_of("decisions of each step", side, changed, 0.0) == (
         "learning rate of each step first differs at step 4; rows of the evaluation after step 4 differ"
     )
     computed = side.result.computed.model_copy(update={"replica_difference": "replica 1 differs in its bias"})
     assert (
-        detail_of("equality of replicas", side, with_result(computed=computed)(side)) == "replica 1 differs in its bias"
+        detail_of("equality of replicas", side, with_result(computed=computed)(side), 0.0)
+        == "replica 1 differs in its bias"
     )
+
+
+def test_the_first_step_whose_loss_differs_is_named(side):
+    said = "the first loss that differs is that of step 3, after the update of step 2"
+    for later in ([2.0, 1.5, 1.26, 1.5], [2.0, 1.5, None, 1.0]):
+        assert detail_of("losses over sgd steps", side, with_result(train_loss=later)(side), 1e-3) == said
+    first = with_result(train_loss=[2.5, 1.5, 1.25, 1.0])(side)
+    assert detail_of("losses over sgd steps", side, first, 1e-3) == ""  # no update came before it
 
 
 def test_results_without_digests_differ_in_none_of_them(side):

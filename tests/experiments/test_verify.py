@@ -195,6 +195,9 @@ SMALL_CHANGES = {
     "gradient of each tensor": lambda side: changed(
         side, **{"slots.momentum.bn2.bias": side.arrays["slots.momentum.bn2.bias"] * (1 + 1e-6)}
     ),
+    "update of all steps": lambda side: changed(
+        side, **{"trained.classifier.bias": side.arrays["trained.classifier.bias"] * (1 + 1e-4)}
+    ),
     "one step of sgd": lambda side: changed(
         side, **{"stepped.classifier.bias": side.arrays["stepped.classifier.bias"] * (1 + 1e-6)}
     ),

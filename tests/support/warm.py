@@ -16,15 +16,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from select import select
 from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.launch import local
+from dpcompare.launch.local import ProcessWatch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
 from dpcompare.results.events import EventTail
 from dpcompare.results.run_dir import attempt_config_path
 from dpcompare.system.network_namespace import isolated
+from dpcompare.system.processes import PROCESS_POLL_SECONDS
 from tests.support import warm_process
 
 # torch imports the last one, which takes longest, when the first optimizer is made.
@@ -62,7 +65,7 @@ class WarmLauncher:
         isolate: bool,
         stopped_by: Callable[[], str | None],
     ) -> LaunchOutcome:
-        """The same as `local.launch`, without deadlines; events are observed when all have ended.
+        """The same as `local.launch`, without deadlines.
 
         What needs processes of its own is started as ever: another interpreter, spawn.
         """
@@ -70,12 +73,15 @@ class WarmLauncher:
         if config.python != sys.executable or config.launch == "spawn":
             return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate, stopped_by=stopped_by)
         placed = [(node, process) for node in node_processes for process in node.processes]
+        ranks = {process.process_rank: node.node_rank for node, process in placed}
+        trainers = [process.process_rank for _, process in placed if process.trains]
+        watch = ProcessWatch(EventTail(run_dir, ranks), trainers, deadlines, observe)
         with isolated() if isolate else nullcontext() as network:
             holder = network.pid if network else None
             requests = [{"network": holder, **_request(config, *place)} for place in placed]
-            statuses = self._answer(config.framework, requests)
-        for event in EventTail(run_dir, [process.process_rank for _, process in placed]).new_events():
-            observe(event)
+            statuses = self._answer(config.framework, requests, watch)
+        watch.look()
+        watch.save_clocks(run_dir)
         outcome = LaunchOutcome()
         for (node, process), status in zip(placed, statuses, strict=True):
             outcome.nodes[node.node_rank] = outcome.nodes.get(node.node_rank) or status
@@ -83,11 +89,11 @@ class WarmLauncher:
                 outcome.vanished.append(process.process_rank)
         return outcome
 
-    def _answer(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
+    def _answer(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch) -> list[int]:
         with self._answers[framework]:
-            return self._ask(framework, request)
+            return self._ask(framework, request, watch)
 
-    def _ask(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
+    def _ask(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch) -> list[int]:
         known = self._frameworks.get(framework)
         if known is None or known.poll() is not None:
             self._frameworks[framework] = self._start(framework)
@@ -96,6 +102,8 @@ class WarmLauncher:
         assert process.stdout
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
+        while not select([process.stdout], [], [], PROCESS_POLL_SECONDS)[0]:
+            watch.look()
         answer = process.stdout.readline()
         assert answer, f"the process that holds {framework} has ended; see {self._folder / framework}.log"
         statuses: list[int] = json.loads(answer)
