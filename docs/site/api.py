@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dpcompare
+from dpcompare.api.saved import SavedCheck
+from dpcompare.api.training import LossHandle
+from dpcompare.experiments.comparison import ArmRow, ClaimRow
+from dpcompare.projection.explanation import Explanation
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Studies": ("compare", "load", "Arm", "Study", "Report"),
@@ -28,6 +33,8 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Errors": ("RequestError", "RunFailedError"),
 }
 """Title -> public names."""
+RETURNED = (ClaimRow, ArmRow, Explanation, LossHandle, SavedCheck)
+"""What those return, and nobody makes."""
 
 
 def api_reference() -> str:
@@ -35,11 +42,12 @@ def api_reference() -> str:
     parts = ["# Python API", "All names of `import dpcompare as dp`. [From Python](python.md) shows them at work."]
     for title, names in SECTIONS.items():
         parts.append(f"## {title}")
-        parts += [_directive(name) for name in names]
+        parts += [_directive(getattr(dpcompare, name), f"dpcompare.{name}") for name in names]
+    parts.append("## What these return")
+    parts += [_directive(returned, returned.__qualname__) for returned in RETURNED]
     return "\n\n".join(parts) + "\n"
 
 
-def _directive(name: str) -> str:
-    public = getattr(dpcompare, name)
-    options = f"    options:\n      heading: dpcompare.{name}\n      toc_label: {name}"
+def _directive(public: Any, heading: str) -> str:
+    options = f"    options:\n      heading: {heading}\n      toc_label: {public.__name__}"
     return f"::: {public.__module__}.{public.__qualname__}\n{options}"

@@ -17,7 +17,7 @@ workload = dp.Workload(
 
 def study(out, rounds=1):
     arms = ["torch:single", dp.Arm("torch:single", batchnorm="sync")]
-    return dp.compare(arms, workload, rounds=rounds, device="cpu", out=out)
+    return dp.compare(arms, workload, rounds=rounds, device="cpu", out=out, late_step=False)
 
 async def main():
     made = study("a")                                # it blocks the loop, and works
