@@ -1,13 +1,14 @@
 """Numeric faults planted in the backends, one at a time: which check names them first, and whether that leads to them.
 
-    python -m stress.planted [--out planted.jsonl] [--only NAME ...] [--limit N] [--minutes M] [--list]
+    python -m stress.planted [--out planted.jsonl] [--write FILE] [--only NAME ...] [--limit N] [--minutes M] [--list]
 
 For each fault of `stress.planted_faults` a tiny model is trained with it and without, also in float64 if the precision
 of the run does not show that it changes something. Then it is asked who names it: the fairness sheet of the run and one
 of another framework, `verify --like` of the run, and the groups of `verify` with the faulty mode and one of another
-framework. Each healthy pair of `stress.planted_pairs` goes through the sheet and `verify --like` too, and must raise no
-alarm. FILE gets a line of JSON for each; rows that it has are not made again. Exit code 3 if all let a fault
-through, or a healthy pair raised an alarm.
+framework. Each pair of healthy runs of `stress.planted_pairs` goes through the sheet too, and those of ODD_PAIRS
+through `verify --like`; none may raise an alarm. --out gets a line of JSON for each; rows that it has are not made
+again. --write puts the table and the counts into a document. Exit code 3 if a fault was let through by all, or healthy
+runs raised an alarm.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sections import write_section
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
@@ -128,12 +131,15 @@ def judge(bench: Bench, fault: Planted) -> dict[str, Any]:
 
 
 def alarms(bench: Bench, odd: Odd) -> dict[str, Any]:
-    """What is said of a healthy pair."""
-    configs = [place.config(odd.workload, resumed=odd.resumed, late_step=True) for place in odd.places]
+    """What is said of healthy runs, each pair of which is compared."""
+    configs = [place.config(odd.workload, resumed=odd.resumed, late_step=odd.proved) for place in odd.places]
     row: dict[str, Any] = {"place": " / ".join(map(str, odd.places)), "healthy": True}
     with bench.planted(None):
-        row["sheet"] = on_sheet([bench.healthy(config, resumed=odd.resumed) for config in configs])
-        row["like"] = [line for config in configs for line in failures(verify([group_like(config, None, {}, {})]))]
+        pairs = list(combinations([bench.healthy(config, resumed=odd.resumed) for config in configs], 2))
+        groups = [group_like(config, None, {}, {}) for config in configs] if odd.proved else []
+        row |= {"pairs": len(pairs), "proved": len(groups)}
+        row["sheet"] = [line for pair in pairs for line in on_sheet(pair)]
+        row["like"] = [line for group in groups for line in failures(verify([group]))]
     return row
 
 
@@ -154,26 +160,31 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {row['name']} | {where} | {row['effect']:.1e} | {' | '.join(cells)} | {leads} |"
     yield ""
     for stage in STAGES:
-        yield f"named by {stage}: {sum(bool(row.get(stage)) for row in counted)} of {len(counted)}"
+        yield f"- named by {stage}: {sum(bool(row.get(stage)) for row in counted)} of {len(counted)}"
     named = [row for row in counted if not is_let_through(row)]
-    yield f"named by any: {len(named)} of {len(counted)}; without effect: {len(faults) - len(counted)}"
+    yield f"- named by any: {len(named)} of {len(counted)}; without effect: {len(faults) - len(counted)}"
     leading = sum(row.get("leads", [False])[:1] == [True] for row in named)
-    yield f"the first name leads to the cause: {leading}, that of another stage: " + str(
+    yield f"- the first name leads to the cause: {leading}, that of another stage: " + str(
         sum(any(row.get("leads", [])) for row in named) - leading
     )
     for row in counted:
         if is_let_through(row):
-            yield f"LET THROUGH: {row['name']}"
+            yield f"- LET THROUGH: {row['name']}"
     healthy = [row for row in rows if row.get("healthy")]
-    yield f"healthy pairs: {len(healthy)}, with an alarm: {sum(bool(row['sheet'] or row['like']) for row in healthy)}"
+    pairs, proved = (sum(row[what] for row in healthy) for what in ("pairs", "proved"))
+    yield (
+        f"- healthy: {pairs} pairs through the sheet and {proved} runs through verify --like, of {len(healthy)} odd "
+        f"settings; settings with an alarm: {sum(bool(row['sheet'] or row['like']) for row in healthy)}"
+    )
     for row in healthy:
         if row["sheet"] or row["like"]:
-            yield f"ALARM: {row['name']} ({row['place']}): {'; '.join([*row['sheet'], *row['like']])}"
+            yield f"- ALARM: {row['name']} ({row['place']}): {'; '.join([*row['sheet'], *row['like']])}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("planted.jsonl"), help="of the rows; continued if it is there")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown whose section gets the table")
     parser.add_argument("--only", nargs="+", choices=[*FAULTS, *PAIRS], metavar="NAME", help="these alone")
     parser.add_argument("--limit", type=int, help="most rows to make now")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no row begins later")
@@ -198,8 +209,10 @@ def main() -> None:
             with out.open("a") as lines:
                 print(json.dumps(rows[-1]), file=lines)
             print(f"{name}: {rows[-1]['seconds']} s", file=sys.stderr, flush=True)
-    for line in summary(rows):
-        print(line)
+    lines = list(summary(rows))
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "planted", lines)
     bad = any(is_let_through(row) or (row.get("healthy") and (row["sheet"] or row["like"])) for row in rows)
     sys.exit(3 if bad else 0)
 

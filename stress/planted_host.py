@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from stress.planted_row import DDP, JAX, SPMD, TENSORFLOW, TORCH, Planted
-
-OF_GRADIENT = ("gradient", "momentum of")
+from stress.planted_row import DDP, JAX, OF_GRADIENT, OF_STATISTICS, SPMD, TENSORFLOW, TORCH, Planted
 
 HOST_FAULTS = {
     "one label of step 28": Planted(
@@ -316,6 +314,6 @@ def of_last(self, statistics):
     return lax.psum(jax.tree.map(lambda value: jnp.where(is_last, value, 0), statistics), module.REPLICAS)
 module.JaxBackend._copy_statistics_of_replica_0 = of_last
 """,
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
 }

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from stress.planted_row import JAX, MULTIPROCESS, SPMD, Planted
-
-OF_UPDATE = ("update", "one step of")
-OF_GRADIENT = ("gradient", "momentum of", "exp_avg of")
+from stress.planted_row import JAX, MULTIPROCESS, OF_GRADIENT, OF_STATISTICS, OF_UPDATE, SPMD, Planted
 
 JAX_FAULTS = {
     "Nesterov's momentum": Planted(
@@ -210,7 +207,7 @@ def swapped(self, *tensors, batchnorm_momentum, **options):
     begin(self, *tensors, batchnorm_momentum=1 - batchnorm_momentum, **options)
 module.Layers.__init__ = swapped
 """,
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
     "no gradient through BatchNorm's variance": Planted(
         place=JAX,

@@ -1,6 +1,8 @@
-"""Healthy pairs whose settings look unusual; `stress.planted` must raise no alarm for them."""
+"""Healthy runs whose settings look unusual; `stress.planted` must raise no alarm for any pair of them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from stress.planted_row import (
     DDP,
@@ -21,7 +23,7 @@ MIRRORED_THREE = Place(framework="tensorflow", mode="mirrored", devices=3)
 
 ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
 
-PAIRS: dict[str, Odd] = {
+ODD_PAIRS: dict[str, Odd] = {
     "healthy: labels that are mostly smoothed": Odd(places=(TORCH, TENSORFLOW), workload={"label_smoothing": 0.9}),
     "healthy: a rate at which nothing is learned": Odd(places=(TORCH, JAX), workload={"learning_rate": 1e-8}),
     "healthy: a rate at which the loss grows": Odd(places=(TORCH, TENSORFLOW), workload={"learning_rate": 2.0}),
@@ -73,3 +75,32 @@ PAIRS: dict[str, Odd] = {
         places=(TORCH, TENSORFLOW), workload={"augment": (), "schedule": "cosine", **ADAM}
     ),
 }
+
+ODD_SETTINGS: dict[str, dict[str, Any]] = {
+    **{
+        name: dict(odd.workload)
+        for name, odd in ODD_PAIRS.items()
+        if not odd.resumed and all(place.mode == "single" for place in odd.places)
+    },
+    "healthy: a rate that grows with the batch": {"scale_lr": "linear", "global_batch_size": 48},
+    "healthy: micro-batches of one image": {"accumulate": 16, "model": "mlp"},
+    "healthy: Adam that decays by a hundredth in each step": {"weight_decay": 10.0, **ADAM},
+    "healthy: gradients cut to nearly nothing, with Adam": {"clip_norm": 1e-4, **ADAM},
+    "healthy: everything at once": {
+        "label_smoothing": 0.3, "weight_decay": 0.1, "clip_norm": 0.5, "lr_warmup_steps": 4, "schedule": "cosine",
+        "weight_average": 0.9, "batchnorm_recompute": 3, "accumulate": 2, **ADAM,
+    },
+}  # fmt: skip
+"""Of one device; each is trained by all frameworks in all precisions."""
+
+PAIRS: dict[str, Odd] = {
+    **ODD_PAIRS,
+    **{
+        f"{name}, in {precision}": Odd(
+            places=(TORCH, TENSORFLOW, JAX), workload={**settings, "precision": precision}, proved=False
+        )
+        for name, settings in ODD_SETTINGS.items()
+        for precision in ("float32", "float64", "bfloat16")
+    },
+}
+"""All of them."""

@@ -1,4 +1,4 @@
-"""What a numeric fault that is planted is, and a pair of healthy runs with odd settings: rows of the tables."""
+"""What a numeric fault that is planted is, and healthy runs with odd settings: rows of the tables."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ TINY: Mapping[str, Any] = {
     "warmup_steps": 1, "optimizer": "sgd", "learning_rate": 0.01, "augment": ("flip", "brightness", "contrast"),
 }  # fmt: skip
 """What is trained where a row says nothing else. The fifth step of an epoch is its last, and half empty."""
+OF_UPDATE = ("update", "one step of")
+OF_GRADIENT = ("gradient", "momentum of", "exp_avg of")
+"""An optimizer's first moment is the mean of gradients, and "momentum of" is how a late step calls it."""
+OF_STATISTICS = ("statistics", "running", "evaluation")
+"""What leads to faults of these kinds; see Planted."""
 CHECKPOINT_EVERY = 12
 """Steps after which a run that is to be resumed was interrupted: in the middle of an epoch."""
 
@@ -68,11 +73,13 @@ class Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """Two healthy runs whose settings look unusual."""
+    """Healthy runs whose settings look unusual, each pair of which is compared."""
 
-    places: tuple[Place, Place]
+    places: tuple[Place, ...]
     workload: Mapping[str, Any]
     resumed: bool = False
+    proved: bool = True
+    """Whether each run has a late step and goes through `verify --like` too."""
 
 
 TORCH, TENSORFLOW, JAX = (Place(framework=name) for name in ("torch", "tensorflow", "jax"))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from stress.planted_row import MIRRORED, MULTIWORKER, TENSORFLOW, Planted
-
-OF_UPDATE = ("update", "one step of")
-OF_GRADIENT = ("gradient", "momentum of", "exp_avg of")
+from stress.planted_row import MIRRORED, MULTIWORKER, OF_GRADIENT, OF_STATISTICS, OF_UPDATE, TENSORFLOW, Planted
 
 ADAM = {"optimizer": "adam", "learning_rate": 1e-3}
 
@@ -178,7 +175,7 @@ def later(self, batches, rate):
     return step(self, batches, rate)
 module.TensorFlowBackend.train_step = later
 """,
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
     "momentum lost by a resume": Planted(
         place=TENSORFLOW,
@@ -262,7 +259,7 @@ def twice_the_first(backend, split):
 module.statistics_loaders = twice_the_first
 """,
         workload={"batchnorm_recompute": 3},
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
     "another epsilon of BatchNorm in evaluations": Planted(
         place=TENSORFLOW,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from stress.planted_row import DDP, FSDP, TORCH, Planted
-
-OF_UPDATE = ("update", "one step of")
-OF_GRADIENT = ("gradient", "momentum of", "exp_avg of")
-"""An optimizer's first moment is the mean of gradients, and "momentum of" is how a late step calls it."""
+from stress.planted_row import DDP, FSDP, OF_GRADIENT, OF_STATISTICS, OF_UPDATE, TORCH, Planted
 
 NO_UPDATE = """
 torch, make = module.torch, module.TorchBackend._make_step
@@ -281,7 +277,7 @@ def of_last(self, model):
         distributed.broadcast(buffer, src=distributed.get_world_size() - 1)
 module.DistributedDataParallel.broadcast_buffers = of_last
 """,
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
     "evaluation by the statistics of its own batch": Planted(
         place=TORCH,
@@ -301,7 +297,7 @@ def by_own(self, batch):
     return sums
 module.TorchBackend._evaluate = by_own
 """,
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
     "gradients of replicas averaged instead of summed": Planted(
         place=DDP,
@@ -360,6 +356,6 @@ def last_alone(self, batches, *others):
 module.TorchBackend._make_step = last_alone
 """,
         workload={"accumulate": 2},
-        leads=("statistics", "evaluation"),
+        leads=OF_STATISTICS,
     ),
 }
