@@ -25,6 +25,7 @@ from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.system.files import atomic_write
+from dpcompare.system.processes import MemoryPeak
 from dpcompare.training.decisions import EvaluatedRows, StepDecisions
 from dpcompare.training.evaluated import Target, evaluate
 from dpcompare.training.inspection import Inspection
@@ -43,6 +44,8 @@ class TrainingSummary:
     computed: ComputedByProcess
     largest_class_share: float
     """Of the validation split."""
+    memory: MemoryPeak
+    """Of this process, but for the state that the late step keeps."""
 
 
 def train(
@@ -97,6 +100,7 @@ class Trainer:
         self._inspection = Inspection(backend)
         self._target = Target(self._config, run_dir)
         self._late_step = LateStepFiles(backend, run_dir, self._num_steps)
+        self._memory = MemoryPeak()
 
     def train(self, after_step: Callable[[int], None]) -> TrainingSummary:
         """Make all steps that are left; see `train` of this module."""
@@ -149,6 +153,7 @@ class Trainer:
             order_sha256=digest.hexdigest(),
             computed=self._inspection.found(),
             largest_class_share=self._validation.largest_class_share,
+            memory=self._memory,
         )
 
     def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
@@ -210,7 +215,8 @@ class Trainer:
     def keep_late_step(self, step: int) -> None:
         """Keep the state before or after the last steps, which are to be repeated."""
         self._log.write()
-        self._late_step.keep(step)
+        with self._memory.left_out():  # or the first round of a study would seem to need more than the others
+            self._late_step.keep(step)
         self._window.leave_out()
 
     def checkpoint(self, step: int) -> None:

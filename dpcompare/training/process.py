@@ -32,6 +32,7 @@ from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
 from dpcompare.system.machine import this_machine
+from dpcompare.system.processes import MemoryPeak
 from dpcompare.training import late_step, loop, probe
 from dpcompare.training.evaluated import keep_predictions
 from dpcompare.training.observer import Observer, variables_of
@@ -250,7 +251,7 @@ def _record(
         settings=description.settings | {"cores": cores} | measured,
         sample_order_sha256=trained.order_sha256 if trained else "",
         computed=trained.computed if trained else None,
-        peak_memory_bytes=_peak_memory_bytes(),
+        peak_memory_bytes=(trained.memory if trained else MemoryPeak()).num_bytes,
         peak_device_memory_bytes=description.peak_device_memory_bytes,
         versions={
             "dpcompare": __version__,
@@ -267,13 +268,3 @@ def _record(
         observed=observer.observed(backend, description),
         gradients=description.gradients,
     )
-
-
-def _peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """Most resident memory of this process. Not ru_maxrss, which a child inherits from whoever started it.
-
-    Where the kernel does not keep it (gVisor), what is resident now.
-    """
-    lines = (line.split() for line in status.read_text().splitlines())
-    kibibytes = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmHWM:", "VmRSS:")}
-    return 1024 * kibibytes.get("VmHWM:", kibibytes["VmRSS:"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.system.processes import OomWatch, available_memory, oom_kills
+from dpcompare.system.processes import MemoryPeak, OomWatch, available_memory, oom_kills
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 4096), ("max", 4096), ("3000", 2000), ("9000", 4096)])
@@ -45,3 +45,48 @@ def test_a_kill_for_want_of_memory_is_forgotten_after_a_while(monkeypatch):
     for now, just in ((1.0, True), (11.0, True), (22.0, False)):
         watch.look()
         assert watch.has_just_killed() == just, now
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("Name:\tpython\nVmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n", 2048 << 10),
+        ("Name:\tpython\nVmRSS:\t 1024 kB\n", 1024 << 10),  # gVisor
+    ],
+)
+def test_peak_memory_is_what_the_kernel_tells(tmp_path, status, expected):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(status)
+    peak = MemoryPeak(tmp_path)
+    with peak.left_out():
+        pass
+    assert peak.num_bytes == expected
+
+
+def test_what_is_left_out_of_the_peak_does_not_count(tmp_path):
+    (tmp_path / "self").mkdir()
+
+    def resident(most):
+        (tmp_path / "self" / "status").write_text(f"VmHWM:\t {most} kB\nVmRSS:\t 1 kB\n")
+
+    peak = MemoryPeak(tmp_path)
+    resident(2048)
+    with peak.left_out():
+        resident(9000)
+    assert (tmp_path / "self" / "clear_refs").read_text() == "5"
+    resident(1024)  # as the kernel then says
+    assert peak.num_bytes == 2048 << 10
+    resident(4096)
+    assert peak.num_bytes == 4096 << 10
+
+
+def test_the_kernel_forgets_a_peak():
+    peak = MemoryPeak()
+    held = bytearray(200 << 20)
+    with_it = peak.num_bytes
+    del held
+    peak._before = 0
+    with peak.left_out():
+        pass
+    peak._before = 0
+    assert peak.num_bytes < with_it - (100 << 20)

@@ -119,15 +119,3 @@ def test_a_process_that_has_all_cores_is_not_bound(trained, install_gpus, two_nu
     install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
     assert trained("0", Cluster.partition(gpus=["0"], num_cores=4)).bound_to_cores is None
     assert two_numa_nodes == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("Name:\tpython\nVmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n", 2048 << 10),
-        ("Name:\tpython\nVmRSS:\t 1024 kB\n", 1024 << 10),  # gVisor
-    ],
-)
-def test_peak_memory_is_what_the_kernel_tells(tmp_path, status, expected):
-    (tmp_path / "status").write_text(status)
-    assert process._peak_memory_bytes(tmp_path / "status") == expected
