@@ -38,14 +38,16 @@ def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Arms may be given with or without --arm. Without any: every mode that is usable here, with 2 replicas, and each
-    framework's `single`. With --nodes or --devices-per-node every arm runs on every topology that it can have. An arm
-    may change any option of a run, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds
-    options by their names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was
-    interrupted, and so does the same command with the same --out.
+    framework's `single`. With --nodes, --devices-per-node or --devices every arm runs on every topology that it can
+    have; 2x4 in its name is 2 nodes of 4 devices. An arm may change any option of a run, nodes and devices included,
+    several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
+    same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
-    dpcompare compare torch:ddp tensorflow:multiworker --nodes 2 --repeats 8
+    dpcompare compare torch:ddp tensorflow:mirrored --devices 2 --repeats 6
+    dpcompare compare torch:ddp,nodes=2 torch:ddp,devices_per_node=2
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """

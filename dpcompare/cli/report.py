@@ -11,6 +11,7 @@ import click
 from dpcompare.cli import completion
 from dpcompare.cli.output import (
     EXIT_NEGATIVE,
+    directory_option,
     hint,
     json_file,
     plots_dir,
@@ -51,9 +52,9 @@ MOST_OF_A_KIND = 2
 @click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
 @json_file
 @plots_dir
-@click.option("--tensorboard", metavar="DIR", help="Config, losses, seconds and figures of every run, for TensorBoard.")
-@click.option("--mlflow", metavar="DIR|URI", help="The same in MLflow's database in DIR, or on the server of a URI.")
-@click.option("--wandb", metavar="DIR", help="The same as offline runs of Weights & Biases, for `wandb sync`.")
+@directory_option("--tensorboard", "Config, losses, seconds and figures of every run, for TensorBoard.")
+@directory_option("--mlflow", "The same in MLflow's database in DIR, or on the server of a URI.", "DIR|URI")
+@directory_option("--wandb", "The same as offline runs of Weights & Biases, for `wandb sync`.")
 @click.option("--full", is_flag=True, help="All figures, every pair, and the fairness sheet.")
 @click.option(
     "--fail-if",

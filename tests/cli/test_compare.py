@@ -296,6 +296,7 @@ def test_a_study_file_gives_options_by_their_names(tmp_path):
 
 REFUSED = {
     "a framework without mode": (["torch"], "received torch; expected arms such as torch:ddp, or one STUDY.toml"),
+    "a mode in two words": (["torch", "ddp"], "received torch, ddp; expected torch:ddp"),
     "two files": (["a.toml", "b.toml"], r"received a\.toml, b\.toml; expected arms"),
     "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
     "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
@@ -364,11 +365,47 @@ REFUSED = {
         ["--global-batch-size", "33", "--device", "cpu"],
         "received 33, which does not divide",
     ),
+    "devices that do not divide": (
+        ["torch:ddp", "--devices", "3", "--nodes", "2"],
+        "--devices: received 3, which do not divide among 2 nodes; expected a multiple of 2",
+    ),
+    "devices in two ways": (
+        ["torch:ddp", "--devices", "2", "--devices-per-node", "2"],
+        "--devices: received with --devices-per-node; expected one of them",
+    ),
+    "nodes of an arm that are no number": (
+        ["torch:ddp,nodes=two"],
+        "received 'nodes=two' in 'torch:ddp,nodes=two'; expected a number such as nodes=2",
+    ),
+    "nodes of an arm on one node": (
+        ["tensorflow:mirrored,nodes=2", "--device", "cpu"],
+        "mode mirrored of tensorflow trains on one node, received 2 nodes",
+    ),
     "a topology that no arm has": (
         ["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"],
         "torch:dp: received --nodes 2, expected 1",
     ),
 }
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["torch:ddp", "tensorflow:mirrored", "--devices", "2"], ["torch ddp 1x2", "tensorflow mirrored 1x2"]),
+        (["torch:ddp", "--devices", "4", "--nodes", "1,2"], ["torch ddp 1x4", "torch ddp 2x2"]),
+        (["torch:ddp,nodes=2", "torch:ddp,devices_per_node=2"], ["torch ddp 2x1", "torch ddp 1x2"]),
+        (
+            ["torch:ddp,nodes=1", "torch:ddp", "--nodes", "2", "--devices-per-node", "2"],
+            ["torch ddp 1x2", "torch ddp 2x2"],
+        ),
+    ],
+)
+def test_devices_in_all_and_topologies_of_arms(given, expected):
+    planned = invoke("compare", *given, "--device", "cpu", "--dry-run", "--json")
+    assert planned.code == 0, planned.stderr
+    assert sorted(run["arm"] for run in planned.json["runs"]) == sorted(expected)
 
 
 @pytest.mark.torch
