@@ -136,7 +136,8 @@ class StudyOptions:
     subject: tuple[str, ...] = option(
         multiple=True,
         metavar="SETTING",
-        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
+        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision, or batch "
+        "with all that follows from it.",
     )
     pair: tuple[str, ...] = option(
         shell_complete=completed_arms,
@@ -173,10 +174,10 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         RequestError: it cannot be run here, or there is none to run.
     """
     from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
-    from dpcompare.experiments.fairness import require_known
+    from dpcompare.experiments.fairness import checks_named
     from dpcompare.experiments.study import Study
 
-    require_known(options.subject)
+    subject = checks_named(options.subject)
     repeats = num_rounds(options)
     _refuse_wrong_margin(options, repeats)
     arms = _arms(options, run_options)
@@ -194,7 +195,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         pair=pair,
         repeats=repeats,
         order_seed=options.order_seed,
-        subject=options.subject,
+        subject=subject,
         vary_seed=options.vary_seed,
         margin=DEFAULT_MARGIN if options.margin is None else options.margin,
         adding=options.until is not None,

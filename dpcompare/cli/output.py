@@ -76,6 +76,21 @@ def is_animated() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
+def print_lines(text: str, bold: str = "") -> None:
+    """Finished lines of the result; on a terminal with verdicts in colour, unless NO_COLOR forbids it.
+
+    Args:
+        text: one or several lines.
+        bold: the part of them that is bold.
+    """
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    from dpcompare.cli.emphasis import emphasised
+
+    stdout_console().print(emphasised(text, bold), soft_wrap=True)
+
+
 def print_sentence(text: str, indent: int = 0) -> None:
     """A line of the result: on a terminal in as many lines as it takes, words kept whole; in a pipe in one.
 
@@ -89,7 +104,7 @@ def print_sentence(text: str, indent: int = 0) -> None:
         text = textwrap.fill(
             text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         )
-    click.echo(text)
+    print_lines(text)
 
 
 def hint(command: str, *arguments: object) -> str:

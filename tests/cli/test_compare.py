@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.cli.compare import _next_steps
+from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.results.result import RunResult
@@ -42,7 +42,7 @@ def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     told = re.findall(r"round \d: torch single.*: ([\d.]+) images/s in", done.stderr)  # while it ran, as in the table
     assert sorted(told) == sorted(f"{RunResult.load(folder / run).compared_speed:.1f}" for run in runs)
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
-    assert f"why         dpcompare report {folder} --full" in done.stderr
+    assert f"details     dpcompare report {folder} --full" in done.stderr
     full = invoke("report", folder, "--full").stdout
     assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in full
     assert "COMPARABLE (" in full
@@ -224,7 +224,7 @@ def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
     comparison = analyse(collect([folder]))
     assert [made.outcome for made in comparison.claims] == ["NOT COMPARABLE"]
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (" in " ".join(
-        _next_steps(comparison, folder)
+        steps_after_study(comparison, folder)
     )
 
 
@@ -232,10 +232,13 @@ def test_where_no_difference_is_shown_more_rounds_are_proposed(tmp_path):
     folder = saved(tmp_path, ddp(), multiworker())
     comparison = analyse(collect([folder]))
     assert comparison.claims[0].outcome == "no difference shown"
-    assert comparison.headline == comparison.claims[0].sentence
-    steps = list(_next_steps(comparison, folder))
+    assert comparison.headline.startswith(comparison.claims[0].sentence)
+    assert re.search(
+        r"\. 8 such rounds would have shown one of [\d.]+% in four of five studies\.$", comparison.headline
+    )
+    steps = list(steps_after_study(comparison, folder))
     assert steps[0].startswith(f"more rounds dpcompare compare --resume {folder} --repeats 16   (about ")
-    shown = _next_steps(comparison.model_copy(update={"stopped_by": "every interval was within 2%"}), folder)
+    shown = steps_after_study(comparison.model_copy(update={"stopped_by": "every interval was within 2%"}), folder)
     assert "--repeats" not in " ".join(shown)
 
 
