@@ -60,10 +60,15 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def _differs_in_one_letter(one: str, other: str) -> bool:
+    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
+
+
 def closest(received: str, known: Iterable[str], count: int) -> list[str]:
     """Up to `count` known names that are like the one received, whatever its case, the likest first."""
     by_lowered = {name.lower(): name for name in known}
     lowered = received.lower()
     meant = _OTHER_NAMES.get(lowered, lowered)
-    near = difflib.get_close_matches(lowered, by_lowered, n=count)
+    near = difflib.get_close_matches(lowered, by_lowered, n=count + 2)
+    near.sort(key=lambda name: not _differs_in_one_letter(lowered, name))  # dpp is ddp rather than dp
     return [by_lowered[name] for name in dict.fromkeys([meant, *near]) if name in by_lowered][:count]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from dpcompare.cli import completion
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster, Topology
@@ -21,6 +22,19 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
 from dpcompare.system.type_names import FieldValue
+
+
+def _one_mode(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> str | None:
+    if len(words) > 1:
+        expected = ":".join(words) if words in MODES else "one FRAMEWORK:MODE such as torch:ddp"
+        raise click.UsageError(f"received {' '.join(words)}; expected {expected}", context)
+    return words[0] if words else None
+
+
+mode_argument = click.argument(
+    "named_mode", nargs=-1, metavar="[FRAMEWORK:MODE]", callback=_one_mode, shell_complete=completion.named_modes
+)
+"""The mode of a run as the arms of a study name it."""
 
 
 def with_named_mode(context: click.Context, named: str | None, values: dict[str, FieldValue]) -> RunOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
+from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import pluralize
 
@@ -30,7 +32,7 @@ def completed_arms(context: click.Context, parameter: click.Parameter, typed: st
     head, comma, change = typed.rpartition(",")
     if not comma:
         return completion.named_modes(context, parameter, typed)
-    names = {row.name: row for row in OPTIONS if row.scope == "arm"}
+    names = {row.name: row for row in OPTIONS if row.scope == "arm" or row.name in OWN_TOPOLOGY}
     name, separator, _ = change.partition("=")
     if not separator:
         return completion.starting_with(typed, (f"{head},{name}=" for name in names))
@@ -38,6 +40,9 @@ def completed_arms(context: click.Context, parameter: click.Parameter, typed: st
     choices = kind.choices if isinstance(kind, click.Choice) else ()
     return completion.starting_with(typed, (f"{head},{name}={choice}" for choice in choices))
 
+
+OWN_TOPOLOGY = ("nodes", "devices_per_node")
+"""Options of a run that an arm may have for itself, although they stand in its name as its topology."""
 
 WORDS = "dpcompare.words"
 """Key of a context's `meta`: the arms that stand on the command line without --arm, and the file of a study."""
@@ -57,9 +62,8 @@ def _read_words(context: click.Context, parameter: click.Parameter, words: tuple
     files = [word for word in words if not _is_arm(word)]
     unlike = [word for word in files if not word.endswith(".toml") and not Path(word).exists()]
     if unlike or len(files) > 1:
-        raise click.UsageError(
-            f"received {', '.join(unlike or files)}; expected arms such as torch:ddp, or one STUDY.toml", context
-        )
+        expected = ":".join(unlike) if tuple(unlike) in MODES else "arms such as torch:ddp, or one STUDY.toml"
+        raise click.UsageError(f"received {', '.join(unlike or files)}; expected {expected}", context)
     read_config_file(context, parameter, Path(files[0]) if files else None)
 
 
@@ -101,6 +105,11 @@ class StudyOptions:
     devices_per_node: tuple[int, ...] | None = option(
         type=Numbers(), help="Numbers of devices per node, separated by commas."
     )
+    devices: int | None = option(
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Devices of each arm in all, on one node or shared out over --nodes.",
+    )
     repeats: int = option(
         type=click.IntRange(min=1), default=1, show_default=True, help="Rounds to run; a claim needs 6."
     )
@@ -127,7 +136,8 @@ class StudyOptions:
     subject: tuple[str, ...] = option(
         multiple=True,
         metavar="SETTING",
-        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
+        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision, or batch "
+        "with all that follows from it.",
     )
     pair: tuple[str, ...] = option(
         shell_complete=completed_arms,
@@ -164,10 +174,10 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         RequestError: it cannot be run here, or there is none to run.
     """
     from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
-    from dpcompare.experiments.fairness import require_known
+    from dpcompare.experiments.fairness import checks_named
     from dpcompare.experiments.study import Study
 
-    require_known(options.subject)
+    subject = checks_named(options.subject)
     repeats = num_rounds(options)
     _refuse_wrong_margin(options, repeats)
     arms = _arms(options, run_options)
@@ -185,7 +195,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         pair=pair,
         repeats=repeats,
         order_seed=options.order_seed,
-        subject=options.subject,
+        subject=subject,
         vary_seed=options.vary_seed,
         margin=DEFAULT_MARGIN if options.margin is None else options.margin,
         adding=options.until is not None,
@@ -259,6 +269,8 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
         arm.name
         for arm in arms
         if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
+        and wanted.nodes in (None, arm.config.cluster.num_nodes)
+        and wanted.devices_per_node in (None, arm.config.cluster.devices_per_node)
     ]
     if len(found) != 1:
         several = f"which names {pluralize(len(found), 'arm')}" if found else "which is none of the arms"
@@ -283,13 +295,12 @@ def num_rounds(options: StudyOptions) -> int:
 
 def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
-    from dpcompare.config.modes import modes_by_default
     from dpcompare.experiments.arms import expand_arms, reasons_of
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
     requests = [arm_request(text, run_options) for text in texts]
     pythons = interpreters(run_options.python)
-    arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons)
+    arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons, options.devices)
     reasons = reasons_of(refusals)
     # Of all modes, taken by default, those may be left out that this machine or topology does not have.
     is_refused = any(refusal.is_wrong or options.arm for refusal in refusals)
@@ -316,6 +327,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
             f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
         )
     overrides = dict(_parse_change(change, text, named_by) for change in changes)
+    topology = {name: overrides.pop(name) for name in OWN_TOPOLOGY if name in overrides}
     options = run_options.changed(framework=framework, mode=mode, **overrides)
     return ArmRequest(
         text=text,
@@ -324,6 +336,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
         changes=_in_name(overrides),
         device=options.device,
         devices_per_replica=options.stages,
+        **topology,
         build=lambda nodes, devices, arms: build_config(options.changed(nodes=nodes, devices_per_node=devices), arms),
     )
 
@@ -345,16 +358,11 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
     name = _option_of(key.replace("_", "-"))
-    allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
+    allowed = sorted([*(row.name for row in OPTIONS if row.scope == "arm"), *OWN_TOPOLOGY])
     if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
             "next to the arms"
-        )
-    if name in ("nodes", "devices_per_node"):
-        flag = "--" + name.replace("_", "-")
-        raise RequestError(
-            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} next to the arm"
         )
     if name not in allowed:
         raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")
@@ -362,6 +370,10 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16"
         )
+    if name in OWN_TOPOLOGY:
+        if not re.fullmatch("[1-9][0-9]{0,5}", value):
+            raise RequestError(f"{named_by}: received {change!r} in {text!r}; expected a number such as {name}=2")
+        return name, int(value)
     if next(row for row in OPTIONS if row.name == name).settings.get("multiple"):
         return name, tuple(value.split("+"))  # in the place of those for all
     if name == "augment":

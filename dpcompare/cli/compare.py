@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpcompare.cli.build_study import StudyOptions, arms_or_study_file, build_study, named_arms, num_rounds
+from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
@@ -23,7 +23,6 @@ from dpcompare.system.terminal_text import in_one_line, pluralize
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.comparison import Comparison
     from dpcompare.experiments.study import Study
     from dpcompare.experiments.study_runs import Watcher
     from dpcompare.results.result import RunResult
@@ -38,14 +37,16 @@ def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Arms may be given with or without --arm. Without any: every mode that is usable here, with 2 replicas, and each
-    framework's `single`. With --nodes or --devices-per-node every arm runs on every topology that it can have. An arm
-    may change any option of a run, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds
-    options by their names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was
-    interrupted, and so does the same command with the same --out.
+    framework's `single`. With --nodes, --devices-per-node or --devices every arm runs on every topology that it can
+    have; 2x4 in its name is 2 nodes of 4 devices. An arm may change any option of a run, nodes and devices included,
+    several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
+    same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
-    dpcompare compare torch:ddp tensorflow:multiworker --nodes 2 --repeats 8
+    dpcompare compare torch:ddp tensorflow:mirrored --devices 2 --repeats 6
+    dpcompare compare torch:ddp,nodes=2 torch:ddp,devices_per_node=2
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """
@@ -158,7 +159,7 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
     else:
         with if_anybody_reads():
             print_comparison(comparison)
-        for line in _next_steps(comparison, out):
+        for line in steps_after_study(comparison, out):
             click.echo(line, err=True)
     if failed := [row.name for row in comparison.arms if row.all_failures]:
         click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
@@ -175,33 +176,6 @@ def require_any_success(out: Path) -> None:
     ended = ended_runs(out)
     if all(result.status == "failed" for result in ended):
         raise RunFailedError(f"every run failed, so nothing can be compared.\n{_causes(ended)}", str(out))
-
-
-def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
-    """What one does with a study that has ended, with the command for it."""
-    from dpcompare.experiments.arms import estimate_seconds
-    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-    from dpcompare.experiments.study import Study
-    from dpcompare.experiments.study_runs import results
-
-    study = Study.load(out)
-    failed = {row.name for row in comparison.arms if row.failures}
-    if failed:
-        yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
-    without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
-    more, repeats = "", 0
-    if study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
-        more, repeats = "settle it", ROUNDS_FOR_CLAIM
-    elif "no difference shown" in comparison.outcomes and not (comparison.partial or comparison.stopped_by):
-        more, repeats = "more rounds", 2 * study.repeats
-    if more:
-        longer = study.changed(repeats=repeats)
-        seconds, _ = estimate_seconds(longer, results(longer, out))
-        command = hint("compare", "--resume", out, "--repeats", repeats)
-        yield f"{more:<12}{command}   (about {math.ceil(seconds / 60)} min)"
-    yield f"page        {hint('report', out, '--html', 'report.html')}"
-    if len(comparison.arms) > 1:
-        yield f"why         {hint('report', out, '--full')}"
 
 
 def ended_runs(out: Path) -> list[RunResult]:

@@ -75,7 +75,7 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
 def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object]:
     """An A/A study: the same arm twice per round."""
     from dpcompare.cli.waiting import Waiting
-    from dpcompare.experiments.noise import detectable, interval_of, noise_study, run_noise
+    from dpcompare.experiments.noise import noise_study, run_noise
     from dpcompare.experiments.statistics import Plan
     from dpcompare.experiments.study_runs import Watcher
 
@@ -93,9 +93,8 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
 
     with Waiting(console) as waiting:
         claim = run_noise(study, Lines())
-    interval = interval_of(claim)
-    assert interval  # `run_noise` raises otherwise
-    least = detectable(*interval, confidence=1 - Plan().level, rounds=claim.rounds)
+    assert claim.measured  # `run_noise` raises otherwise
+    least = claim.measured.detectable(Plan().level)
     such = "sound runs that differ as much as these" if claim.outcome == "disturbed or too short" else "such runs"
     sentence = (
         f"noise: {claim.sentence} Here a study of {pluralize(rounds, 'round')} of {such} shows a difference of "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
+    from dpcompare.experiments.comparison import Comparison
     from dpcompare.results.result import RunResult
 
 
@@ -196,3 +198,58 @@ def _as_given(context: click.Context) -> Iterator[str]:
         else:
             for each in value if row.settings.get("multiple") else [value]:
                 yield from (flag, str(each))
+
+
+def steps_after_study(comparison: Comparison, out: Path) -> Iterator[str]:
+    """What one does with a study, with the command for it.
+
+    Args:
+        comparison: of its runs.
+        out: its directory.
+    """
+    from dpcompare.experiments.arms import estimate_seconds
+    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
+    from dpcompare.experiments.study import Study
+    from dpcompare.experiments.study_runs import results
+
+    study = Study.load(out)
+    if any(row.failures for row in comparison.arms):
+        yield _step("run again", "compare", "--resume", out, "--retry-failed")
+    without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
+    more, repeats = "", study.repeats
+    if comparison.partial:
+        more = "continue"
+    elif study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
+        more, repeats = "settle it", ROUNDS_FOR_CLAIM
+    elif "no difference shown" in comparison.outcomes and not comparison.stopped_by:
+        more, repeats = "more rounds", 2 * study.repeats
+    if more:
+        longer = study.changed(repeats=repeats)
+        rounds = () if repeats == study.repeats else ("--repeats", repeats)
+        command = _step(more, "compare", "--resume", out, *rounds)
+        try:
+            seconds, _ = estimate_seconds(longer, results(longer, out))
+        except RequestError:  # of an arm that has not run, on a machine without its dataset
+            yield command
+        else:
+            yield f"{command}   (about {math.ceil(seconds / 60)} min)"
+    if any(row.communication_ms is not None and row.num_nodes > 1 for row in comparison.arms):
+        yield _step("more nodes", "project", out)
+    yield _step("page", "report", out, "--html", "report.html")
+    if len(comparison.arms) > 1:
+        yield _step("details", "report", out, "--full")
+
+
+def steps_after_report(comparison: Comparison, paths: Sequence[Path]) -> Iterator[str]:
+    """What one does after a report of studies and runs."""
+    from dpcompare.experiments.study import is_study
+
+    if len(paths) == 1 and is_study(paths[0]):
+        yield from steps_after_study(comparison, paths[0])
+    else:
+        yield _step("page", "report", *paths, "--html", "report.html")
+        yield _step("details", "report", *paths, "--full")
+
+
+def _step(name: str, command: str, *arguments: object) -> str:
+    return f"{name:<12}{hint(command, *arguments)}"

@@ -8,10 +8,10 @@ import os
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -21,6 +21,8 @@ from dpcompare.system.terminal_text import give_up_stdout, printable, printable_
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 WIDTH_WHEN_PIPED = 200
 
@@ -74,6 +76,21 @@ def is_animated() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
+def print_lines(text: str, bold: str = "") -> None:
+    """Finished lines of the result; on a terminal with verdicts in colour, unless NO_COLOR forbids it.
+
+    Args:
+        text: one or several lines.
+        bold: the part of them that is bold.
+    """
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    from dpcompare.cli.emphasis import emphasised
+
+    stdout_console().print(emphasised(text, bold), soft_wrap=True)
+
+
 def print_sentence(text: str, indent: int = 0) -> None:
     """A line of the result: on a terminal in as many lines as it takes, words kept whole; in a pipe in one.
 
@@ -87,7 +104,7 @@ def print_sentence(text: str, indent: int = 0) -> None:
         text = textwrap.fill(
             text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         )
-    click.echo(text)
+    print_lines(text)
 
 
 def hint(command: str, *arguments: object) -> str:
@@ -119,7 +136,20 @@ json_file = click.option(
     flag_value="-",
     help="All figures; - or, as the last option, no FILE is stdout.",
 )
-plots_dir = click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+
+
+def _is_no_file(context: click.Context, parameter: click.Parameter, target: str | None) -> str | None:
+    if target is not None and Path(target).is_file():
+        raise click.BadParameter(f"received {target!r}, which is a file; expected a directory", context, parameter)
+    return target
+
+
+def directory_option(flag: str, help_text: str, metavar: str = "DIR") -> Callable[[Callback], Callback]:
+    """An option for a directory to write to; a file is refused before anything is read."""
+    return click.option(flag, metavar=metavar, callback=_is_no_file, help=help_text)
+
+
+plots_dir = directory_option("--plots", "Every plot as PNG and SVG.")
 
 
 def write(target: str, content: str | bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpcompare.cli import completion
-from dpcompare.cli.build_config import as_remembered, build_config, with_named_mode
+from dpcompare.cli.build_config import as_remembered, build_config, mode_argument, with_named_mode
 from dpcompare.cli.options import GroupedCommand, run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.config.engines import ENGINES
@@ -28,7 +28,7 @@ _FORMATS = {name: (engine, said) for engine, row in ENGINES.items() for name, sa
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completion.named_modes)
+@mode_argument
 @run_options
 @click.option(
     "--format",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dpcompare.cli import completion
+from dpcompare.cli.next_commands import steps_after_report
 from dpcompare.cli.output import (
     EXIT_NEGATIVE,
-    hint,
+    directory_option,
     json_file,
     plots_dir,
+    print_lines,
     print_sentence,
     stdout_console,
     writable,
@@ -22,12 +25,9 @@ from dpcompare.cli.output import (
 from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.comparison import ArmRow, Comparison
+    from dpcompare.experiments.comparison import Comparison
     from dpcompare.results.computed import Evaluation
     from dpcompare.results.result import RunResult, StepSeconds
-
-MOST_OF_A_KIND = 2
-"""Remarks on an arm in the short report; of more the first is shown, and how many there are."""
 
 
 @click.command()
@@ -43,7 +43,7 @@ MOST_OF_A_KIND = 2
     "--subject",
     multiple=True,
     metavar="SETTING",
-    help="What the comparison is about, so that it may differ: a row of the fairness sheet.",
+    help="What the comparison is about, so that it may differ: a row of the fairness sheet, or batch.",
 )
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
@@ -51,9 +51,9 @@ MOST_OF_A_KIND = 2
 @click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
 @json_file
 @plots_dir
-@click.option("--tensorboard", metavar="DIR", help="Config, losses, seconds and figures of every run, for TensorBoard.")
-@click.option("--mlflow", metavar="DIR|URI", help="The same in MLflow's database in DIR, or on the server of a URI.")
-@click.option("--wandb", metavar="DIR", help="The same as offline runs of Weights & Biases, for `wandb sync`.")
+@directory_option("--tensorboard", "Config, losses, seconds and figures of every run, for TensorBoard.")
+@directory_option("--mlflow", "The same in MLflow's database in DIR, or on the server of a URI.", "DIR|URI")
+@directory_option("--wandb", "The same as offline runs of Weights & Biases, for `wandb sync`.")
 @click.option("--full", is_flag=True, help="All figures, every pair, and the fairness sheet.")
 @click.option(
     "--fail-if",
@@ -113,8 +113,8 @@ def report(
                 track(tracked_runs(collection, comparison), target)
     if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard, mlflow, wandb)):
         print_comparison(comparison, full=full)
-        if not full and len(comparison.arms) > 1:
-            click.echo(f"why: {hint('report', *paths)} --full", err=True)
+        for line in [] if full else steps_after_report(comparison, paths):
+            click.echo(line, err=True)
     held = [line for condition in conditions for line in condition.where_it_holds(comparison)]
     for line in held:
         click.echo(f"--fail-if: {line}", err=True)
@@ -123,13 +123,15 @@ def report(
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and settings."""
-    from dpcompare.report.text import as_text
+    from dpcompare.cli.remarks import all_remarks, short_remarks
+    from dpcompare.report.text import as_text, headline_lines
 
-    click.echo(as_text(comparison, stdout_console().width), nl=False)
+    width = stdout_console().width
+    print_lines(as_text(comparison, width).removesuffix("\n"), bold=headline_lines(comparison, width))
     if full:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
-        click.echo(f"{pluralize(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
+        click.echo(f"{pluralize(others, 'more pair')} show{'s' if others == 1 else ''} a difference (--full).")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
     for sentence in filter(
@@ -137,27 +139,13 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     ):
         print_sentence(sentence)
     for row in comparison.arms:
-        if row.scaling and row.scaling.suspicious:
-            print_sentence(f"SUSPICIOUS: {row.name} has an efficiency above 105%")
-        _print_warnings(row, full=full)
         for failure in row.all_failures:
             print_sentence(f"FAILED {row.name}: {failure}")
+    cut_at = width if sys.stdout.isatty() else None
+    for remark in all_remarks(comparison) if full else short_remarks(comparison, cut_at):
+        print_sentence(remark)
     if full:
         print_sheet(comparison)
-
-
-def _print_warnings(row: ArmRow, *, full: bool) -> None:
-    """The run warnings of an arm; in short the first of each kind, and how many more there are."""
-    warnings: list[tuple[str, str]] = [(warning.kind, warning.sentence) for warning in row.warnings]
-    warnings += [("OUTLIERS", outlier) for outlier in row.outliers]
-    warnings += [("RUN AGAIN", why) for why in row.repeated]
-    for kind in dict.fromkeys(kind for kind, _ in warnings):
-        sentences = [sentence for each, sentence in warnings if each == kind]
-        shown = len(sentences) if full or len(sentences) <= MOST_OF_A_KIND else 1
-        for sentence in sentences[:shown]:
-            print_sentence(f"{kind} {row.name}: {sentence}")
-        if more := len(sentences) - shown:
-            print_sentence(f"{kind} {row.name}: {pluralize(more, 'more run')}, see --full")
 
 
 def _print_figures(comparison: Comparison) -> None:

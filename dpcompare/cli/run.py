@@ -10,16 +10,17 @@ from pathlib import Path
 import click
 
 from dpcompare.cli import completion
-from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, with_named_mode
+from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, mode_argument, with_named_mode
 from dpcompare.cli.next_commands import next_steps
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import hint, if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
+from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completion.named_modes)
+@mode_argument
 @run_options
 @click.option(
     "--resume",
@@ -44,6 +45,7 @@ def run(
     from dpcompare.cli.progress import RunProgress, data_progress
     from dpcompare.cli.report import print_summary
     from dpcompare.config.run import RunConfig
+    from dpcompare.experiments.study import is_study
     from dpcompare.launch import run as runner
     from dpcompare.results.run_dir import CONFIG_FILE
 
@@ -53,6 +55,11 @@ def run(
         if chosen := chosen_topology(options, config):
             click.echo(chosen, err=True)
         run_dir = options.run_dir or runner.default_run_dir(config)
+        if is_study(run_dir):
+            raise RequestError(
+                f"--run-dir: {str(run_dir)!r} is a study; name a new directory, or continue the study: "
+                f"{hint('compare', '--resume', run_dir)}"
+            )
         with (
             _interruption_explained(run_dir),
             RunProgress(config, run_dir) as progress,

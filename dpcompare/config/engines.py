@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -137,6 +138,10 @@ class SlurmOptions(EngineOptions):
 class KubernetesOptions(EngineOptions):
     """The options of pods."""
 
+    _needed: ClassVar[Mapping[str, str]] = {
+        "image": "a container image with dpcompare, such as registry/dpcompare:1",
+        "volume_claim": "the claim of a volume that all pods can write",
+    }
     image: str | None = setting(
         None,
         changes=Changes.STEP_TIME,
@@ -152,8 +157,8 @@ class KubernetesOptions(EngineOptions):
     def _check(self) -> KubernetesOptions:
         raise_problems(
             [
-                f"{name}: received none; expected one with engine kubernetes"
-                for name in type(self).model_fields
+                f"--{name.replace('_', '-')}: received none with engine kubernetes; expected {what}"
+                for name, what in self._needed.items()
                 if not getattr(self, name)
             ]
         )

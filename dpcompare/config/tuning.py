@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpcompare.config.workload import Workload
+from dpcompare.errors import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +136,15 @@ def problems_of(
     framework: str, mode: str, device_type: str, workload: Workload, chosen: Mapping[str, str]
 ) -> list[str]:
     """What is wrong with chosen settings."""
-    if chosen and workload.profile != "native":
-        return [f"tune: received {', '.join(chosen)} with profile {workload.profile}; expected profile native"]
     known = tuning_options(framework, mode, device_type, workload)
     problems = []
+    if chosen and workload.profile != "native":
+        problems.append(f"tune: received {', '.join(chosen)} with profile {workload.profile}; expected profile native")
     for name, value in chosen.items():
         if name not in known:
             problems.append(
                 f"tune: received {name!r}, expected a setting of {framework} {mode}: {', '.join(known)}"
-                f"{_where_else(framework, mode, device_type, name)}"
+                f"{_where_else(framework, mode, device_type, name)}.{did_you_mean(name, known)}"
             )
         elif value not in (possible := known[name].values_on(device_type)):
             only = f", which GPUs alone have, on {device_type} devices" if value in known[name].gpu_values else ""

@@ -30,10 +30,8 @@ from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
-    Ratio,
     RatioPair,
     claims_of,
-    num_trimmed,
     paired_ratio,
 )
 from dpcompare.results.clock import RunWarning
@@ -135,15 +133,7 @@ def widest_interval(comparison: Comparison) -> float | None:
 
 
 def _half_width(made: ClaimRow, level: float) -> float:
-    if made.ratio is None or made.standard_error is None:
-        return math.inf
-    ratio = Ratio(
-        value=made.ratio,
-        standard_error=made.standard_error,
-        rounds=made.rounds,
-        trimmed=num_trimmed(made.rounds),
-    )
-    return math.expm1(ratio.half_width(level) or 0.0)
+    return math.expm1(made.measured.half_width(level) or 0.0) if made.measured else math.inf
 
 
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:

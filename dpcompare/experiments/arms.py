@@ -19,6 +19,7 @@ from dpcompare.launch.inputs import num_training_images
 from dpcompare.models.architectures import model_of
 from dpcompare.results.result import RunResult
 from dpcompare.system.devices import installed_gpus, visible_gpus
+from dpcompare.system.terminal_text import pluralize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,20 @@ class ArmRequest:
     device: DeviceChoice
     devices_per_replica: int | None
     """None: as the mode usually has."""
+    nodes: int | None = None
+    """Its own number of nodes, in the place of those for all arms."""
+    devices_per_node: int | None = None
+    """Likewise."""
     build: Callable[[int, int, Sequence[RunConfig]], RunConfig]
     """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
     def name_on(self, num_nodes: int, devices_per_node: int) -> str:
         """The name of its arm on a topology."""
         return f"{self.framework} {self.mode} {num_nodes}x{devices_per_node}{self.changes}"
+
+    @property
+    def has_own_topology(self) -> bool:
+        return self.nodes is not None or self.devices_per_node is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,7 @@ def expand_arms(
     nodes: Sequence[int] | None,
     devices_per_node: Sequence[int] | None,
     pythons: Mapping[str, str],
+    devices: int | None = None,
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The arms that can run here, each on all of its topologies, and the refusals of the others.
 
@@ -69,10 +79,12 @@ def expand_arms(
         nodes: numbers of nodes to try; None with None of the next: a few replicas on one topology.
         devices_per_node: numbers of devices per node to try with each.
         pythons: framework -> interpreter, where it is not this one.
+        devices: of each arm in all, in the place of devices per node.
 
     Raises:
-        RequestError: two arms have the same name.
+        RequestError: two arms have the same name, or the devices do not divide among the nodes.
     """
+    asked = _pairs(nodes, devices_per_node, devices)
     missing = _missing_frameworks(requests, pythons)
     found: dict[str, tuple[ArmRequest, tuple[int, int], Arm]] = {}
     refusals = []
@@ -80,7 +92,7 @@ def expand_arms(
         if request.framework in missing:
             refusals.append(Refusal(arm=request.text, reason=missing[request.framework], is_wrong=False))
             continue
-        topologies = _topologies(request, nodes, devices_per_node)
+        topologies = _topologies(request, asked)
         if not topologies:
             received = ", ".join(map(str, nodes or ()))
             reason = f"received --nodes {received}, expected 1: this mode runs on one node; use --devices-per-node"
@@ -149,17 +161,33 @@ def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
     return Arm(name=request.name_on(num_nodes, devices_per_node), config=config)
 
 
-def _topologies(
-    request: ArmRequest, nodes: Sequence[int] | None, devices_per_node: Sequence[int] | None
-) -> list[tuple[int, int]]:
-    """(nodes, devices per node) of an arm: what was asked for as far as the mode can have it."""
+def _pairs(
+    nodes: Sequence[int] | None, devices_per_node: Sequence[int] | None, devices: int | None
+) -> list[tuple[int, int]] | None:
+    """(nodes, devices per node) that were asked for of all arms; None where nothing was."""
+    if devices is None:
+        none_asked = nodes is None and devices_per_node is None
+        return None if none_asked else [(n, d) for n in nodes or (1,) for d in devices_per_node or (1,)]
+    if devices_per_node is not None:
+        raise RequestError("--devices: received with --devices-per-node; expected one of them")
+    if uneven := [count for count in nodes or (1,) if devices % count]:
+        raise RequestError(
+            f"--devices: received {devices}, which do not divide among {pluralize(uneven[0], 'node')}; expected a "
+            f"multiple of {uneven[0]}"
+        )
+    return [(count, devices // count) for count in nodes or (1,)]
+
+
+def _topologies(request: ArmRequest, asked: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
+    """(nodes, devices per node) of an arm: its own, or what was asked for of all as far as the mode can have it."""
+    if request.has_own_topology:  # refused with a reason where its mode cannot have it
+        return list(dict.fromkeys((request.nodes or n, request.devices_per_node or d) for n, d in asked or [(1, 1)]))
     mode = MODES.get((request.framework, request.mode))
     if mode is None or not mode.multi_device:
         return [(1, 1)]  # an unknown mode is refused with its name when its config is built
-    if nodes is None and devices_per_node is None:
+    if asked is None:
         return [_default_topology(request)]
-    pairs = [(n, d) for n in nodes or (1,) for d in devices_per_node or (1,)]
-    return [(n, d) for n, d in pairs if n == 1 or mode.multi_node]
+    return [(n, d) for n, d in asked if n == 1 or mode.multi_node]
 
 
 def _default_topology(request: ArmRequest) -> tuple[int, int]:

@@ -141,7 +141,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
     return Collection(
         arms=arms,
         repeats=max((study.repeats for study in studies.values()), default=1),
-        subject=tuple(subject),
+        subject=fairness.checks_named(subject),
         order_seed=alone.order_seed if alone else None,
         stopped_by=alone.stopped_by if alone else None,
     )
@@ -151,7 +151,7 @@ def _check(arms: Sequence[ArmRuns], subject: set[str]) -> None:
     if not any(arm.completed for arm in arms):
         failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
         raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
-    fairness.require_known(subject)
+    fairness.checks_named(subject)
 
 
 def _prefixes(paths: Sequence[Path]) -> list[str]:

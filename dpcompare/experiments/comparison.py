@@ -10,7 +10,7 @@ from dpcompare._version import __version__
 from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
-from dpcompare.experiments.statistics import Claim, Outcome
+from dpcompare.experiments.statistics import Claim, Outcome, Ratio, num_trimmed
 from dpcompare.results.clock import RunWarning, RunWarningKind
 from dpcompare.system.type_names import FieldValue
 
@@ -234,6 +234,18 @@ class RatioRow(_Shown):
     """The standard error of the logarithm of the ratio."""
     rounds: int
     sentence: str
+
+    @property
+    def measured(self) -> Ratio | None:
+        """The ratio with its error; None where that is not known."""
+        if self.ratio is None or self.standard_error is None:
+            return None
+        return Ratio(
+            value=self.ratio,
+            standard_error=self.standard_error,
+            rounds=self.rounds,
+            trimmed=num_trimmed(self.rounds),
+        )
 
     @classmethod
     def of(cls, claim: Claim, **further: FieldValue) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from dpcompare.experiments.fairness_checks import (
     CHECKS,
     changes_only_speed,
     names_that_change,
+    names_that_differ,
 )
 from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
@@ -97,18 +98,24 @@ class Sheet:
         return f"{self.verdict} (of {len(self.rows)} settings, {found})"
 
 
-def require_known(subject: Iterable[str]) -> None:
-    """Check the names of what a comparison is about.
+SUBJECTS: Mapping[str, frozenset[str]] = {"batch": names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH)}
+"""Name of what a comparison is about -> the checks that differ with it."""
+
+
+def checks_named(subject: Iterable[str]) -> tuple[str, ...]:
+    """The checks that a comparison is about, by their names or by a name of SUBJECTS.
 
     Raises:
-        RequestError: one of them names no check.
+        RequestError: one of the names is neither.
     """
-    if unknown := sorted(set(subject) - set(CHECKS)):
-        near = closest(unknown[0], CHECKS, 3) or ["precision", "profile", "batch per replica"]
+    named = list(dict.fromkeys(subject))
+    if unknown := sorted(set(named) - {*CHECKS, *SUBJECTS}):
+        near = closest(unknown[0], [*CHECKS, *SUBJECTS], 3) or ["precision", "profile", "batch"]
         raise RequestError(
             f"--subject: received {', '.join(unknown)}, expected a setting of the fairness sheet, such as "
             f"{', '.join(near)}; the page of `dpcompare report --html` lists all {len(CHECKS)}"
         )
+    return tuple(dict.fromkeys(check for name in named for check in sorted(SUBJECTS.get(name, {name}))))
 
 
 def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds: Sequence[int] | None = None) -> Sheet:
@@ -122,7 +129,7 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
     Raises:
         RequestError: `subject` names no check.
     """
-    require_known(subject)
+    subject = checks_named(subject)
     rows = []
     all_values = {name: [check.read(result) for result in results] for name, check in CHECKS.items()}
     for name, check in CHECKS.items():

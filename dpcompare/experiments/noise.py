@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-
-from scipy.stats import t
 
 from dpcompare.backends.availability import require_framework
 from dpcompare.config.cluster import Cluster
@@ -18,14 +15,11 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import ClaimRow
-from dpcompare.experiments.statistics import Plan, Ratio, num_trimmed
+from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.type_names import FieldValue
-
-POWER = 0.8
-"""Part of the studies that show a difference of the size that is called detectable."""
 
 
 def noise_study(rounds: int, device: str, interpreters: Mapping[str, str], workload: Mapping[str, FieldValue]) -> Study:
@@ -77,19 +71,4 @@ def interval_of(claim: ClaimRow) -> tuple[float, float] | None:
 
     How much runs differ is shown by those that others disturb too. None with too few rounds.
     """
-    if claim.ratio is None or claim.standard_error is None:
-        return None
-    trimmed = num_trimmed(claim.rounds)
-    ratio = Ratio(value=claim.ratio, standard_error=claim.standard_error, rounds=claim.rounds, trimmed=trimmed)
-    return ratio.interval(Plan().level)
-
-
-def detectable(low: float, high: float, *, confidence: float, rounds: int) -> float:
-    """The smallest ratio, less 1, that studies with such an interval show with probability POWER.
-
-    An interval of half width h = t s / sqrt(n) misses 1 in POWER of the studies when the truth is (t + t') s / sqrt(n)
-    away, t and t' being Student's quantiles of the interval's end and of POWER.
-    """
-    half_width = math.log(high / low) / 2
-    end = t.isf((1 - confidence) / 2, rounds - 1)
-    return math.expm1(half_width * (1 + t.ppf(POWER, rounds - 1) / end))
+    return claim.measured.interval(Plan().level) if claim.measured else None

@@ -58,7 +58,7 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
     elif spread > 0:
         judged = "look for the reason"
     else:
-        judged = "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do"
+        judged = "one training per arm cannot tell which is more accurate; use --vary-seed"
     samples = pluralize(first.count, "sample")
     return f"An accuracy on {samples} has a standard error of {error:.1%}, and {rounds}: {judged}."
 
@@ -74,19 +74,24 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         return scaling
     if not comparable:
         if not claims:
-            return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
-        return "NOT COMPARABLE: the speeds of no two arms may be compared; nothing is ranked. See the fairness sheet."
+            row = next(row for row in rows if row.rounds)
+            return f"One arm alone: {row.name}.{_exchange_in_words(row)}"
+        return (
+            "NOT COMPARABLE: every pair of arms differs in a setting that must be equal, so nothing is ranked. See the "
+            "fairness sheet (--full)."
+        )
     judged = [made for made in comparable if made.outcome != "exploratory"]
     if not judged:
-        return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
+        return "The pair that was named beforehand is not comparable, so nothing is claimed."
     source = {row.name: row.source for row in rows}
     studies = {source[made.first] for made in judged}
     named = {source[made.first] for made in comparable if made.outcome == "exploratory"}
     if len(judged) == 1 and studies & named:
-        return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
+        said = f"{judged[0].sentence}{_could_have_shown(judged[0])}"
+        return f"{said} All other pairs are exploratory, since one was named beforehand."
     decided = [made for made in judged if made.outcome in ("faster", "slower")]
     if len(judged) == 1 and judged[0].outcome != "too few rounds":
-        return judged[0].sentence
+        return f"{judged[0].sentence}{_could_have_shown(judged[0])}"
     if decided:
         best = _largest(decided)
         together = ", judged together at 95%" if len(studies) == 1 else f", of {len(studies)} studies"
@@ -95,6 +100,14 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
             f"{together}."
         )
     return _undecided_headline(judged, rows, needed=needed, is_partial=is_partial)
+
+
+def _exchange_in_words(row: ArmRow) -> str:
+    """What a study of one arm has measured without gradient sync for, as a further sentence."""
+    step = sum(milliseconds for part, milliseconds in row.step_parts_ms.items() if part != "other")
+    if row.communication_ms is None or not step:
+        return ""
+    return f" Gradient sync adds {row.communication_ms:.1f} ms to a mean step, which takes {step:.1f} ms."
 
 
 def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
@@ -123,7 +136,19 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
             f"No difference in speed shown between arms that may be compared; {left_out} of their {len(judged)} pairs "
             f"{'is' if left_out == 1 else 'are'} not judged: {reasons}."
         )
-    return "No difference in speed shown between any two arms that may be compared."
+    largest = _largest(judged)
+    return (
+        f"No difference in speed shown between any two arms that may be compared. The largest: {largest.sentence}"
+        f"{_could_have_shown(largest)}"
+    )
+
+
+def _could_have_shown(claim: ClaimRow) -> str:
+    """How large a difference rounds that show none would have shown, as a further sentence."""
+    if claim.outcome != "no difference shown" or claim.measured is None or claim.confidence is None:
+        return ""
+    least = claim.measured.detectable(1 - claim.confidence)
+    return f" {pluralize(claim.rounds, 'such round')} would have shown one of {least:.1%} in four of five studies."
 
 
 def _largest(claims: Sequence[ClaimRow]) -> ClaimRow:

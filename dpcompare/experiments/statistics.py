@@ -27,6 +27,8 @@ ROUNDS_FOR_CLAIM = 6
 ROUNDS_TO_TRIM = 12
 """From which on the largest and the smallest sixth of the rounds' ratios are left out, so that runs that were slow as a
 whole do not hide a difference. Of fewer rounds too little would be left to see small differences by."""
+POWER = 0.8
+"""Part of the studies that show a difference of the size that is called detectable."""
 SUSPICIOUS_EFFICIENCY = 1.05
 
 Outcome = Literal[
@@ -113,6 +115,19 @@ class Ratio:
         """Ends of the interval of the ratio."""
         reach = self.half_width(level)
         return None if reach is None else (self.value * math.exp(-reach), self.value * math.exp(reach))
+
+    def detectable(self, level: float) -> float | None:
+        """The smallest ratio, less 1, that studies of such rounds show at `level` with probability POWER.
+
+        An interval of half width h = t s / sqrt(n) misses 1 in POWER of the studies when the truth is
+        (t + t') s / sqrt(n) away, t and t' being Student's quantiles of the interval's end and of POWER.
+        """
+        from scipy.special import stdtrit
+
+        reach = self.half_width(level)
+        if reach is None:
+            return None
+        return math.expm1(reach * float(1 + stdtrit(self.degrees, POWER) / -stdtrit(self.degrees, level / 2)))
 
     @property
     def p_value(self) -> float:

@@ -235,7 +235,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     require_one_line(run_dir.absolute(), "run directory")
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise RequestError(
-            f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"
+            f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir"
         )
     require_machine(config)
     prepared = prepare_inputs(config, data_progress)

@@ -57,9 +57,7 @@ def differing_settings(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 NO_LIMIT = Link(name="no limit")
-HOW_TO_MEASURE = (
-    "`dpcompare compare --arm torch:ddp --nodes 2 --ablate --out STUDY` makes runs with and without gradient sync"
-)
+WITHOUT_ABLATION = "no completed run without gradient sync"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +139,8 @@ def measured_arms(
         else:
             settings = json.dumps(settings_of_a_step(one.config), sort_keys=True)
             found.setdefault(settings, []).append(one)
-    refuse_unless_any(found, left_out)
+    unmeasured = [arm for arm in collection.arms if left_out.get(arm.name) == WITHOUT_ABLATION]
+    refuse_unless_any(found, left_out, f". {_how_to_measure(unmeasured)}" if unmeasured else "")
     projected = [_together(group) for group in found.values()]
     for largest, group in zip(projected, found.values(), strict=True):
         only_fits = (
@@ -151,15 +150,29 @@ def measured_arms(
     return projected, left_out
 
 
-def refuse_unless_any(found: Sized, left_out: Mapping[str, str]) -> None:
+def refuse_unless_any(found: Sized, left_out: Mapping[str, str], remedy: str = "") -> None:
     """Nothing is projected of a study of which nothing is left.
 
     Raises:
-        RequestError: nothing was found; says why each arm is left out.
+        RequestError: nothing was found; says why arms are left out, each reason once, and what helps.
     """
     if not found:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise RequestError(f"none of the arms can be projected. {why}")
+        names: dict[str, list[str]] = {}
+        for name, reason in left_out.items():
+            names.setdefault(reason, []).append(name)
+        why = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in names.items())
+        raise RequestError(f"none of the arms can be projected. {why}{remedy}")
+
+
+def _how_to_measure(arms: Sequence[ArmRuns]) -> str:
+    """The command for arms of which runs without gradient sync are missing."""
+    words = []
+    for config in (arm.config for arm in arms):
+        cluster = config.cluster
+        devices = f",devices_per_node={cluster.devices_per_node}" if cluster.devices_per_node > 1 else ""
+        words.append(f"{config.framework}:{config.mode},nodes={cluster.num_nodes}{devices}")
+    command = f"dpcompare compare {' '.join(dict.fromkeys(words))} --ablate --out STUDY"
+    return f"Measure with `{command}` and the other options of this study"
 
 
 def _refuse_other_versions(collection: Collection) -> None:
@@ -177,7 +190,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     _refuse_unsuitable(arm)
     without, directories, basis = _runs_without_sync(arm, all_arms)
     if not without:
-        raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
+        raise NotProjectableError(WITHOUT_ABLATION)
     found = [measured_seconds(basis, Path(path)) for path in directories if path and Path(path).is_dir()]
     recorded = [processes for processes in found if any(processes)]
     # Replicas that do not step together wait for no other; without events the steps of a process are not known.

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dpcompare.config.cluster import topology_in_words
 from dpcompare.experiments.comparison import ArmRow, Comparison, Group, SettingRow
 from dpcompare.report.formats import Column, columns, figure
 from dpcompare.system.terminal_text import pluralize
@@ -29,6 +30,7 @@ class _Column:
 _COLUMNS = (
     _Column(title="images/s", cell=lambda row: figure(row.steady_images_per_second)),
     _Column(title="vs 1 device", cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-"),
+    _Column(title="sync", cell=lambda row: figure(row.communication_ms, "{:.1f} ms")),
     _Column(title="accuracy", cell=lambda row: figure(row.accuracy, "{:.3f}")),
     _Column(title="memory", cell=lambda row: figure(_gib(row), "{:.1f} GiB")),
 )
@@ -42,13 +44,28 @@ def as_text(comparison: Comparison, width: int) -> str:
         comparison: any.
         width: characters of a line; below NARROWEST lines are longer than it.
     """
+    topologies = list(_topologies(comparison))
     width = max(NARROWEST, min(width, WIDEST))
     blocks = [
-        _filled([line for line in (comparison.measured, comparison.headline) if line], width),
+        _filled([comparison.measured] if comparison.measured else [], width),
+        headline_lines(comparison, width),
+        _filled(topologies, width),
         "\n".join(_table(comparison, width)),
         _filled(list(_warnings(comparison)), width),
     ]
     return "\n".join(block for block in blocks if block) + "\n"
+
+
+def headline_lines(comparison: Comparison, width: int) -> str:
+    """The headline as it stands in `as_text`."""
+    return _filled([comparison.headline], max(NARROWEST, min(width, WIDEST)))
+
+
+def _topologies(comparison: Comparison) -> Iterator[str]:
+    """A line that says by two examples what `2x1` in the names of arms is, where one has several devices."""
+    shapes = [(row.num_nodes, row.devices_per_node) for row in comparison.arms if row.rounds]
+    if words := [f"{n}x{d} is {topology_in_words(n, d)}" for n, d in dict.fromkeys(shapes) if n * d > 1]:
+        yield f"{', '.join(words[:2])}."
 
 
 def _filled(lines: Sequence[str], width: int) -> str:

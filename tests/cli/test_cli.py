@@ -39,7 +39,7 @@ REFUSED = {
     ),
     "unknown mode": (
         ["--framework", "torch", "--mode", "dpp"],
-        "unknown mode 'dpp' of torch; expected one of single",
+        "unknown mode 'dpp' of torch; expected one of single.*Did you mean 'ddp'",
     ),
     "mode of the other framework": (
         ["--framework", "torch", "--mode", "mirrored"],
@@ -258,12 +258,32 @@ def test_options_have_their_usual_short_names():
     [
         (["torch"], "received 'torch', expected FRAMEWORK:MODE such as torch:ddp"),
         (["torch:ddp", "-m", "dp"], "received torch:ddp and --mode dp; name the mode once"),
+        (["torch", "ddp"], "received torch ddp; expected torch:ddp"),
+        (["torch:ddp", "torch:dp"], "received torch:ddp torch:dp; expected one FRAMEWORK:MODE such as torch:ddp"),
     ],
 )
 def test_a_mode_that_is_named_wrongly_is_refused(arguments, message):
     refused = invoke("run", *arguments)
     assert refused.code == 2
     assert message in refused.stderr
+
+
+def test_the_directory_of_a_study_is_not_taken_for_a_run(tmp_path):
+    (tmp_path / "study.json").write_text("{}")
+    refused = invoke("run", "torch:single", "--device", "cpu", "--run-dir", tmp_path)
+    assert refused.code == 2
+    assert f"is a study; name a new directory, or continue the study: dpcompare compare --resume {tmp_path}" in (
+        refused.stderr
+    )
+    assert "remove" not in refused.stderr
+
+
+@pytest.mark.parametrize("flag", ["--plots", "--tensorboard", "--mlflow", "--wandb"])
+def test_a_file_in_the_place_of_a_directory_is_refused(flag, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    refused = invoke("report", tmp_path, flag, tmp_path / "notes.txt")
+    assert refused.code == 2
+    assert "notes.txt', which is a file; expected a directory" in refused.stderr
 
 
 def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):

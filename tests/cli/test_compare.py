@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.cli.compare import _next_steps
+from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.results.result import RunResult
@@ -42,7 +42,7 @@ def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     told = re.findall(r"round \d: torch single.*: ([\d.]+) images/s in", done.stderr)  # while it ran, as in the table
     assert sorted(told) == sorted(f"{RunResult.load(folder / run).compared_speed:.1f}" for run in runs)
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
-    assert f"why         dpcompare report {folder} --full" in done.stderr
+    assert f"details     dpcompare report {folder} --full" in done.stderr
     full = invoke("report", folder, "--full").stdout
     assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in full
     assert "COMPARABLE (" in full
@@ -224,7 +224,7 @@ def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
     comparison = analyse(collect([folder]))
     assert [made.outcome for made in comparison.claims] == ["NOT COMPARABLE"]
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (" in " ".join(
-        _next_steps(comparison, folder)
+        steps_after_study(comparison, folder)
     )
 
 
@@ -232,10 +232,13 @@ def test_where_no_difference_is_shown_more_rounds_are_proposed(tmp_path):
     folder = saved(tmp_path, ddp(), multiworker())
     comparison = analyse(collect([folder]))
     assert comparison.claims[0].outcome == "no difference shown"
-    assert comparison.headline == comparison.claims[0].sentence
-    steps = list(_next_steps(comparison, folder))
+    assert comparison.headline.startswith(comparison.claims[0].sentence)
+    assert re.search(
+        r"\. 8 such rounds would have shown one of [\d.]+% in four of five studies\.$", comparison.headline
+    )
+    steps = list(steps_after_study(comparison, folder))
     assert steps[0].startswith(f"more rounds dpcompare compare --resume {folder} --repeats 16   (about ")
-    shown = _next_steps(comparison.model_copy(update={"stopped_by": "every interval was within 2%"}), folder)
+    shown = steps_after_study(comparison.model_copy(update={"stopped_by": "every interval was within 2%"}), folder)
     assert "--repeats" not in " ".join(shown)
 
 
@@ -296,6 +299,7 @@ def test_a_study_file_gives_options_by_their_names(tmp_path):
 
 REFUSED = {
     "a framework without mode": (["torch"], "received torch; expected arms such as torch:ddp, or one STUDY.toml"),
+    "a mode in two words": (["torch", "ddp"], "received torch, ddp; expected torch:ddp"),
     "two files": (["a.toml", "b.toml"], r"received a\.toml, b\.toml; expected arms"),
     "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
     "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
@@ -364,11 +368,47 @@ REFUSED = {
         ["--global-batch-size", "33", "--device", "cpu"],
         "received 33, which does not divide",
     ),
+    "devices that do not divide": (
+        ["torch:ddp", "--devices", "3", "--nodes", "2"],
+        "--devices: received 3, which do not divide among 2 nodes; expected a multiple of 2",
+    ),
+    "devices in two ways": (
+        ["torch:ddp", "--devices", "2", "--devices-per-node", "2"],
+        "--devices: received with --devices-per-node; expected one of them",
+    ),
+    "nodes of an arm that are no number": (
+        ["torch:ddp,nodes=two"],
+        "received 'nodes=two' in 'torch:ddp,nodes=two'; expected a number such as nodes=2",
+    ),
+    "nodes of an arm on one node": (
+        ["tensorflow:mirrored,nodes=2", "--device", "cpu"],
+        "mode mirrored of tensorflow trains on one node, received 2 nodes",
+    ),
     "a topology that no arm has": (
         ["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"],
         "torch:dp: received --nodes 2, expected 1",
     ),
 }
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["torch:ddp", "tensorflow:mirrored", "--devices", "2"], ["torch ddp 1x2", "tensorflow mirrored 1x2"]),
+        (["torch:ddp", "--devices", "4", "--nodes", "1,2"], ["torch ddp 1x4", "torch ddp 2x2"]),
+        (["torch:ddp,nodes=2", "torch:ddp,devices_per_node=2"], ["torch ddp 2x1", "torch ddp 1x2"]),
+        (
+            ["torch:ddp,nodes=1", "torch:ddp", "--nodes", "2", "--devices-per-node", "2"],
+            ["torch ddp 1x2", "torch ddp 2x2"],
+        ),
+    ],
+)
+def test_devices_in_all_and_topologies_of_arms(given, expected):
+    planned = invoke("compare", *given, "--device", "cpu", "--dry-run", "--json")
+    assert planned.code == 0, planned.stderr
+    assert sorted(run["arm"] for run in planned.json["runs"]) == sorted(expected)
 
 
 @pytest.mark.torch

@@ -80,7 +80,7 @@ def test_what_is_neither_an_arm_nor_a_run_is_refused(tmp_path):
         (["torch:dp", "--devices-per-node", "2", "--device", "cpu"], "torch dp is emulated on cpu devices"),
         (["torch:nothing", "--device", "cpu"], "unknown mode 'nothing'"),
         (["torch:ddp,nosuch=mlp"], "nosuch"),
-        (["torch:ddp,nodes=2"], "received 'nodes=2' in 'torch:ddp,nodes=2'; expected --nodes 2 next to the arm"),
+        (["torch:ddp,nodes=0"], "received 'nodes=0' in 'torch:ddp,nodes=0'; expected a number such as nodes=2"),
         (["nowhere"], "which is not a directory; expected that of a completed run, or an arm such as torch:ddp"),
         (
             ["torch:ddp,engine=namespaces,link=1gbit", "--nodes", "2", "--device", "cpu", "--measured-link", "10gbit"],

@@ -130,6 +130,8 @@ def test_a_chosen_setting_takes_the_place_of_the_profiles():
     [
         ("strict", "ddp", {"compilation": "torch.compile"}, "with profile strict; expected profile native"),
         ("native", "ddp", {"warp": "9"}, "received 'warp', expected a setting of torch ddp: memory_layout"),
+        ("native", "ddp", {"compile": "on"}, "received 'compile', expected a setting .*Did you mean 'compilation'"),
+        ("strict", "ddp", {"compile": "on"}, "expected profile native; tune: .*Did you mean 'compilation'"),
         ("native", "single", {"gradient_buckets": "views"}, "expected a setting of torch single"),
         ("native", "ddp", {"memory_layout": "NHCW"}, "received memory_layout=NHCW, expected one of NCHW, NHWC"),
         (

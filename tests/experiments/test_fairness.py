@@ -4,7 +4,7 @@ import pytest
 
 from dpcompare.backends.description import speed_variables
 from dpcompare.errors import RequestError
-from dpcompare.experiments.fairness import compare
+from dpcompare.experiments.fairness import checks_named, compare
 from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.results.result import Evaluation, NodeRecord
 from dpcompare.system.gpu_state import GpuReading
@@ -321,3 +321,14 @@ def test_replicas_must_be_equal_on_processors_of_one_kind(cpu_models, is_reason)
         if row.setting == "equality of replicas"
     )
     assert (row.reason, row.equal) == (is_reason, False)
+
+
+def test_a_batch_is_a_subject_with_all_that_follows_from_it():
+    assert checks_named(["precision", "batch", "precision"]) == (
+        *("precision", "batch per replica", "global batch size", "measured steps", "sample order", "steps trained"),
+    )
+    arms = [result(), result(global_batch_size=64, workload={"global_batch_size": 64}, measured_steps=20)]
+    assert compare(arms, subject=["batch"]).verdict == "COMPARABLE"
+    assert "use the same --global-batch-size" in " ".join(compare(arms).reasons)
+    with pytest.raises(RequestError, match="--subject: received batch size, expected .* such as .*batch"):
+        checks_named(["batch size"])

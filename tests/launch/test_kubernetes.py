@@ -141,7 +141,7 @@ def test_the_commands_of_the_pods_make_one_run(tmp_path, mode, kind):
     [
         (["--run-dir", "runs/First_Run", *PLACE[:4]], "'First_Run', whose last part names the job"),
         (["--max-restarts", "1", "--image", "i", "--volume-claim", "c"], "--max-restarts: received 1, but a pod"),
-        (["--image", "i"], "volume_claim: received none; expected one with engine kubernetes"),
+        (["--image", "i"], "--volume-claim: received none with engine kubernetes; expected the claim of a volume"),
         (["--volume-claim", "c"], "image: received none"),
     ],
     ids=["name", "restarts", "claim", "image"],

@@ -323,7 +323,7 @@ def test_what_figures_include_is_said():
 @pytest.mark.parametrize(
     ("arms", "request_", "expected"),
     [
-        ([arm_of(config_of(), without=None)], {}, "no completed run without gradient sync; `dpcompare compare"),
+        ([arm_of(config_of(), without=None)], {}, "no completed run without gradient sync. Measure with `dpc"),
         ([arm_of(config_of(mode="dp", nodes=1, devices=2))], {}, "dp is emulated on the cpu"),
         ([arm_of(config_of(mode="single", nodes=1))], {}, "one device exchanges nothing"),
         ([arm_of(config_of(nodes=4))], {"nodes": (1, 2)}, "received 1, 2 nodes x 1 device, expected at least the"),
@@ -532,7 +532,8 @@ def test_wrong_options_are_refused_before_anything_is_read(tmp_path, options, ex
 def test_a_study_without_such_runs_is_told_how_to_make_them(tmp_path):
     refused = invoke("project", saved_study(tmp_path / "study", with_ablation=False))
     assert refused.code == 2
-    assert "--ablate --out STUDY" in refused.stderr
+    assert "with `dpcompare compare torch:ddp,nodes=2 --ablate --out STUDY` and the other options" in refused.stderr
+    assert refused.stderr.count("no completed run without gradient sync") == 1
 
 
 @pytest.mark.parametrize(

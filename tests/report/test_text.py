@@ -5,9 +5,9 @@ import re
 import pytest
 
 from dpcompare.experiments.comparison import Group
-from dpcompare.experiments.sentences import measured_in_words
+from dpcompare.experiments.sentences import headline_of, measured_in_words
 from dpcompare.report.formats import as_markdown, columns
-from dpcompare.report.text import arms_by_value, as_text, figure_lines
+from dpcompare.report.text import arms_by_value, as_text, figure_lines, headline_lines
 from dpcompare.results.result import NodeRecord
 from dpcompare.system.machine import Machine
 from tests.support.arms import FAST, SLOW, compared, runs, single
@@ -135,3 +135,26 @@ def test_emulated_arms_are_marked():
     text = as_text(shown.model_copy(update={"arms": emulated}), 100)
     assert "torch fabric 2x1 *" in text
     assert "* emulated, on the CPU or on a shared GPU, so never ranked." in text
+
+
+def test_the_topology_in_a_name_is_explained_below_the_headline():
+    lines = as_text(study(6), 100).splitlines()
+    below = headline_lines(study(6), 100).splitlines()
+    assert lines[1 : 2 + len(below)] == [*below, "2x1 is 2 nodes x 1 device, 1x2 is 1 node x 2 devices."]
+    assert not any(" is 1 node" in line for line in as_text(compared(single(SLOW)), 100).splitlines())
+
+
+def test_what_gradient_sync_adds_has_a_column_where_it_was_measured():
+    shown = study(6)
+    arms = [arm.model_copy(update={"communication_ms": 7.14}) for arm in shown.arms]
+    text = as_text(shown.model_copy(update={"arms": arms}), 100)
+    assert re.search(r"torch ddp 2x1 +80\.0 +0\.80x +7\.1 ms", text)
+    assert "sync" not in as_text(shown, 100)
+    alone = [
+        arms[1].model_copy(
+            update={"scaling": None, "step_parts_ms": {"communication": 7.1, "computing": 32.9, "other": 1}}
+        )
+    ]
+    assert headline_of([], alone, needed=6, is_partial=False) == (
+        "One arm alone: torch ddp 2x1. Gradient sync adds 7.1 ms to a mean step, which takes 40.0 ms."
+    )
