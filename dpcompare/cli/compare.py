@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,9 +16,9 @@ from dpcompare.cli.build_study import StudyOptions, arms_or_study_file, build_st
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
-from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
+from dpcompare.cli.output import EXIT_FAILED, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import in_one_line, pluralize
+from dpcompare.system.terminal_text import hint, in_one_line, pluralize
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
@@ -179,26 +178,9 @@ def require_any_success(out: Path) -> None:
 
 def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     """What one does with a study that has ended, with the command for it."""
-    from dpcompare.experiments.arms import estimate_seconds
-    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-    from dpcompare.experiments.study import Study
-    from dpcompare.experiments.study_runs import results
-
-    study = Study.load(out)
-    failed = {row.name for row in comparison.arms if row.failures}
-    if failed:
-        yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
-    without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
-    more, repeats = "", 0
-    if study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
-        more, repeats = "settle it", ROUNDS_FOR_CLAIM
-    elif "no difference shown" in comparison.outcomes and not (comparison.partial or comparison.stopped_by):
-        more, repeats = "more rounds", 2 * study.repeats
-    if more:
-        longer = study.changed(repeats=repeats)
-        seconds, _ = estimate_seconds(longer, results(longer, out))
-        command = hint("compare", "--resume", out, "--repeats", repeats)
-        yield f"{more:<12}{command}   (about {math.ceil(seconds / 60)} min)"
+    for step in comparison.next_steps:
+        minutes = "" if step.seconds is None else f"   ({step.minutes_in_words})"
+        yield f"{step.name:<12}{step.command}{minutes}"
     yield f"page        {hint('report', out, '--html', 'report.html')}"
     if len(comparison.arms) > 1:
         yield f"why         {hint('report', out, '--full')}"

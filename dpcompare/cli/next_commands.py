@@ -12,7 +12,6 @@ import click
 from dpcompare.cli.option_table import OptionRow
 from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.options import OPTIONS, is_given
-from dpcompare.cli.output import hint
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
@@ -22,7 +21,7 @@ from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.terminal_text import hint, pluralize
 
 if TYPE_CHECKING:
     from dpcompare.results.result import RunResult

@@ -11,7 +11,6 @@ import click
 from dpcompare.cli import completion
 from dpcompare.cli.output import (
     EXIT_NEGATIVE,
-    hint,
     json_file,
     plots_dir,
     print_sentence,
@@ -19,7 +18,7 @@ from dpcompare.cli.output import (
     writable,
     write,
 )
-from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.terminal_text import hint, pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import ArmRow, Comparison
