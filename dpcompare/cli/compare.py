@@ -17,9 +17,9 @@ from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
-from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
+from dpcompare.cli.output import EXIT_FAILED, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import in_one_line, pluralize
+from dpcompare.system.terminal_text import hint, in_one_line, pluralize
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:

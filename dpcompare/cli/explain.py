@@ -16,8 +16,9 @@ from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, measured_link, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
-from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
+from dpcompare.cli.output import if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
+from dpcompare.system.terminal_text import hint
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import click
 from dpcompare.cli.option_table import OptionRow
 from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.options import OPTIONS, is_given
-from dpcompare.cli.output import hint
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
@@ -23,7 +21,7 @@ from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.terminal_text import hint, pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
@@ -207,34 +205,9 @@ def steps_after_study(comparison: Comparison, out: Path) -> Iterator[str]:
         comparison: of its runs.
         out: its directory.
     """
-    from dpcompare.experiments.arms import estimate_seconds
-    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-    from dpcompare.experiments.study import Study
-    from dpcompare.experiments.study_runs import results
-
-    study = Study.load(out)
-    if any(row.failures for row in comparison.arms):
-        yield _step("run again", "compare", "--resume", out, "--retry-failed")
-    without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
-    more, repeats = "", study.repeats
-    if comparison.partial:
-        more = "continue"
-    elif study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
-        more, repeats = "settle it", ROUNDS_FOR_CLAIM
-    elif "no difference shown" in comparison.outcomes and not comparison.stopped_by:
-        more, repeats = "more rounds", 2 * study.repeats
-    if more:
-        longer = study.changed(repeats=repeats)
-        rounds = () if repeats == study.repeats else ("--repeats", repeats)
-        command = _step(more, "compare", "--resume", out, *rounds)
-        try:
-            seconds, _ = estimate_seconds(longer, results(longer, out))
-        except RequestError:  # of an arm that has not run, on a machine without its dataset
-            yield command
-        else:
-            yield f"{command}   (about {math.ceil(seconds / 60)} min)"
-    if any(row.communication_ms is not None and row.num_nodes > 1 for row in comparison.arms):
-        yield _step("more nodes", "project", out)
+    for step in comparison.next_steps:
+        minutes = "" if step.seconds is None else f"   ({step.minutes_in_words})"
+        yield f"{step.name:<12}{step.command}{minutes}"
     yield _step("page", "report", out, "--html", "report.html")
     if len(comparison.arms) > 1:
         yield _step("details", "report", out, "--full")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -105,11 +104,6 @@ def print_sentence(text: str, indent: int = 0) -> None:
             text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
         )
     print_lines(text)
-
-
-def hint(command: str, *arguments: object) -> str:
-    """A command of ours as one types it."""
-    return shlex.join(["dpcompare", command, *map(str, arguments)])
 
 
 def print_json(content: Any) -> None:

@@ -13,9 +13,10 @@ from dpcompare.cli import completion
 from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, mode_argument, with_named_mode
 from dpcompare.cli.next_commands import next_steps
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
-from dpcompare.cli.output import hint, if_anybody_reads, print_json
+from dpcompare.cli.output import if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
 from dpcompare.errors import RequestError
+from dpcompare.system.terminal_text import hint
 from dpcompare.system.type_names import FieldValue
 
 

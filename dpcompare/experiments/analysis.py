@@ -23,6 +23,7 @@ from dpcompare.experiments.learning import (
     target_row,
     time_to_accuracy,
 )
+from dpcompare.experiments.next_steps import next_steps
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, machines_in_words, measured_in_words
 from dpcompare.experiments.sheet import sheet_of_arms
@@ -43,7 +44,16 @@ LARGEST_CURVE = 400
 
 
 def analyse(collection: Collection) -> Comparison:
-    """Compare all arms with each other."""
+    """Compare all arms with each other, and say what to do next."""
+    comparison = _compared(collection)
+    if collection.alone is None:
+        return comparison
+    study, study_dir = collection.alone
+    commands, steps = map(printable, study.commands), next_steps(comparison, study, study_dir)
+    return comparison.model_copy(update={"commands": list(commands), "next_steps": list(steps)})
+
+
+def _compared(collection: Collection) -> Comparison:
     arms = list(map(_printable, collection.arms))
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)

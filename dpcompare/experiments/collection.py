@@ -114,6 +114,8 @@ class Collection:
     """Settings that may differ between all arms, in addition to those of their study."""
     order_seed: int | None = None
     stopped_by: str | None = None
+    alone: tuple[Study, Path] | None = None
+    """The study and its directory, where the arms are those of one study and of nothing else."""
 
     def subject_of(self, arms: Sequence[ArmRuns]) -> tuple[str, ...]:
         """Settings in which these arms may differ."""
@@ -144,6 +146,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         subject=fairness.checks_named(subject),
         order_seed=alone.order_seed if alone else None,
         stopped_by=alone.stopped_by if alone else None,
+        alone=(alone, paths[0]) if alone else None,
     )
 
 

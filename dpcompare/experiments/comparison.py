@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -354,8 +355,24 @@ class TimeToAccuracy(_Shown):
 
     target: float
     """Accuracy, as a fraction of the validation samples."""
+    headline: str
+    """The sentence of the pair whose times differ most, or what all pairs have in common."""
     claims: list[TimeClaimRow]
     """Claims about the arms that reached it in every round; empty if the rounds repeat one training."""
+
+
+class NextStep(_Shown):
+    """A command that one types after a study."""
+
+    name: str
+    """What it is for, such as `settle it`."""
+    command: str
+    seconds: float | None = None
+    """How long it will take; None where that is not known."""
+
+    @property
+    def minutes_in_words(self) -> str | None:
+        return None if self.seconds is None else f"about {math.ceil(self.seconds / 60)} min"
 
 
 class Comparison(_Shown):
@@ -371,6 +388,10 @@ class Comparison(_Shown):
     order_seed: int | None
     unchecked: str | None
     """How many runs have figures that were not computed again from their events, for want of them."""
+    commands: list[str] = []
+    """The command that the study was begun with, then each that has continued it; empty where it is not one study."""
+    next_steps: list[NextStep] = []
+    """What one may do after it, the most useful first; empty where it is not one study."""
     stopped_by: str | None
     """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
     look_level: float

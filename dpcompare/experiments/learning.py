@@ -33,6 +33,7 @@ from dpcompare.experiments.comparison import (
     TimeToAccuracy,
 )
 from dpcompare.experiments.fairness_checks import names_that_change, names_that_differ
+from dpcompare.experiments.sentences import time_headline_of
 from dpcompare.experiments.soundness import doubt_of, measured_time_to_target
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
@@ -310,9 +311,9 @@ def time_to_accuracy(
         decided=f"{{first}} reaches an accuracy of {target:g} {{ratio}} times as fast as {{second}} (training time; "
         "{interval}).",
     )
-    return TimeToAccuracy(
-        target=target, claims=[TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure)]
-    )
+    claims = [TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure)]
+    needed = [row for row in reached.values() if row]
+    return TimeToAccuracy(target=target, headline=time_headline_of(needed, claims, target), claims=claims)
 
 
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:

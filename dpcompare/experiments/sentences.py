@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.collection import ArmRuns
-from dpcompare.experiments.comparison import ArmRow, ClaimRow
+from dpcompare.experiments.comparison import ArmRow, ClaimRow, RatioRow, TargetRow, TimeClaimRow
+from dpcompare.experiments.statistics import UNMEASURED
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import joined, pluralize, printable
+
+RatioT = TypeVar("RatioT", bound=RatioRow)
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
@@ -151,8 +155,36 @@ def _could_have_shown(claim: ClaimRow) -> str:
     return f" {pluralize(claim.rounds, 'such round')} would have shown one of {least:.1%} in four of five studies."
 
 
-def _largest(claims: Sequence[ClaimRow]) -> ClaimRow:
-    """The claim of the pair whose speeds differ most."""
+def time_headline_of(needed: Sequence[TargetRow], claims: Sequence[TimeClaimRow], target: float) -> str:
+    """The sentence of the pair whose times to accuracy differ most, or what all arms have in common.
+
+    Args:
+        needed: what each arm needed.
+        claims: those about the arms that reached it in every round; none if the rounds repeat one training.
+        target: the accuracy that was to be reached.
+    """
+    judged = [made for made in claims if made.outcome not in ("NOT COMPARABLE", "exploratory")]
+    if not claims:
+        if len(needed) <= 2:
+            return " ".join(row.sentence for row in needed)
+        reached = sum(not row.is_censored for row in needed)
+        return f"{reached} of {pluralize(len(needed), 'arm')} reach an accuracy of {target:g} in every round."
+    if not judged:
+        return "The times to accuracy of no two arms may be compared."
+    if len(judged) == 1:
+        return judged[0].sentence
+    if decided := [made for made in judged if made.outcome in ("faster", "slower")]:
+        pairs = f"{pluralize(len(judged), 'pair')} that may be compared"
+        return f"{_largest(decided).sentence} It is the largest difference in time to accuracy shown in {pairs}."
+    if left_out := sum(made.outcome in UNMEASURED for made in judged):
+        return (
+            f"No difference in time to accuracy shown; {left_out} of {pluralize(len(judged), 'pair')} are not judged."
+        )
+    return "No difference in time to accuracy shown between any two arms that may be compared."
+
+
+def _largest(claims: Sequence[RatioT]) -> RatioT:
+    """The claim of the pair whose speeds, or times, differ most."""
     return max(claims, key=lambda claim: abs(math.log(claim.ratio or 1)))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
+from dpcompare.report.answers import answers_of
 from dpcompare.report.charts import INK, as_svg
 from dpcompare.report.formats import columns, figure
 from dpcompare.report.plots import PART_COLOURS, make_plots
@@ -48,9 +49,11 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
 
     folder = files("dpcompare.report")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
+    environment.filters["code"] = in_code
     script = (folder / "page.js").read_text()
     return environment.from_string((folder / "page.html.j2").read_text()).render(
         comparison=comparison,
+        answers=answers_of(comparison),
         columns=columns(comparison),
         within=within,
         arms_by_value=arms_by_value,
@@ -78,6 +81,13 @@ def most_confused(counts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]
         if count and label != predicted
     ]
     return sorted(wrong, key=lambda each: -each[2])[:MOST_CONFUSED]
+
+
+def in_code(text: str) -> Markup:
+    """Text for the page, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
 def _shown(value: Any) -> Any:

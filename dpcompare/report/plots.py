@@ -252,7 +252,7 @@ def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> A
                 scale=alt.Scale(domain=[1, largest]),
                 title="devices",
             ),
-            y=alt.Y("speedup:Q", title="times the speed of `single`"),
+            y=alt.Y("speedup:Q", title="times the speed of one device"),
             color=colour_of_arms(alt, names, arms),
             shape=alt.Shape("arm:N", scale=alt.Scale(domain=names), legend=None),
             description=alt.Description("text:N"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -18,6 +19,11 @@ def pluralize(count: int, noun: str) -> str:
 def joined(words: Sequence[str], conjunction: str = "and") -> str:
     """`one`, `one and two`, `one, two and three`."""
     return f" {conjunction} ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
+
+
+def hint(command: str, *arguments: object) -> str:
+    """A command of ours as one types it."""
+    return shlex.join(["dpcompare", command, *map(str, arguments)])
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,47 @@
+"""The commands that one types after a study, to settle what it has left open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpcompare.errors import RequestError
+from dpcompare.experiments.arms import estimate_seconds
+from dpcompare.experiments.comparison import Comparison, NextStep
+from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
+from dpcompare.experiments.study import Study
+from dpcompare.experiments.study_runs import results
+from dpcompare.system.terminal_text import hint
+
+
+def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
+    """To run again what has failed, to make the rounds that are too few for an answer, and to predict more nodes.
+
+    Args:
+        comparison: what the study shows.
+        study: as it is in its directory.
+        study_dir: where its runs are.
+    """
+    if any(row.failures for row in comparison.arms):
+        yield NextStep(name="run again", command=hint("compare", "--resume", study_dir, "--retry-failed"))
+    without_interval = any(row.scaling and row.scaling.low is None for row in comparison.arms)
+    if comparison.partial:
+        yield _rounds("continue", study, study_dir, study.repeats)
+    elif study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
+        yield _rounds("settle it", study, study_dir, ROUNDS_FOR_CLAIM)
+    elif "no difference shown" in comparison.outcomes and not comparison.stopped_by:
+        yield _rounds("more rounds", study, study_dir, 2 * study.repeats)
+    if any(row.communication_ms is not None and row.num_nodes > 1 for row in comparison.arms):
+        yield NextStep(name="more nodes", command=hint("project", study_dir))
+
+
+def _rounds(name: str, study: Study, study_dir: Path, repeats: int) -> NextStep:
+    """The rounds that are missing, or more of them, with how long they will take."""
+    longer = study.changed(repeats=repeats)
+    seconds: float | None
+    try:
+        seconds, _ = estimate_seconds(longer, results(longer, study_dir))
+    except RequestError:  # the data of an arm that has no run yet may be on another machine
+        seconds = None
+    more = () if repeats == study.repeats else ("--repeats", repeats)
+    return NextStep(name=name, command=hint("compare", "--resume", study_dir, *more), seconds=seconds)
