@@ -1,4 +1,4 @@
-"""The shapes of a custom model's tensors, found in a separate process: `python -m dpcompare.backends.custom_model`."""
+"""The layers of a custom model, found in a separate process: `python -m dpcompare.backends.custom_model`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dpcompare.errors import RequestError, in_words
+from dpcompare.models.layer_matching import Layer, shapes_of
 from dpcompare.system.commands import run_command
 
 LONGEST_SECONDS = 600.0
@@ -20,10 +22,10 @@ LONGEST_SECONDS = 600.0
 
 
 @cache
-def tensor_shapes(
+def described_layers(
     model: str, framework: str, python: str, image_size: int, num_classes: int, seconds: float = LONGEST_SECONDS
-) -> dict[str, tuple[int, ...]]:
-    """Framework-neutral name -> shape of every tensor of a custom model, as it is in a framework.
+) -> tuple[Layer, ...]:
+    """The layers of a custom model as they are in a framework, in the order in which they compute.
 
     A separate process builds and tries the model, so that this one loads no framework.
 
@@ -39,7 +41,7 @@ def tensor_shapes(
         RequestError: there is no such model, or it gives something else than logits.
     """
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "shapes.json")
+        answer = Path(folder, "layers.json")
         argv = [python, "-P", "-m", "dpcompare.backends.custom_model", model, framework, str(image_size)]
         try:
             done = run_command(
@@ -62,20 +64,35 @@ def tensor_shapes(
         )
     if "error" in described:
         raise RequestError(described["error"])
-    shapes = {name: tuple(shape) for name, shape in described["shapes"].items()}
+    layers = tuple(Layer(**_with_tuples(layer)) for layer in described["layers"])
     kinds = (".weight", ".bias", ".running_mean", ".running_var")
+    shapes = shapes_of(layers)
     if strange := [name for name, shape in shapes.items() if not name.endswith(kinds) or len(shape) not in (1, 2, 4)]:
         raise RequestError(
             f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
             "expected those of convolutions of images, dense layers and BatchNorm"
         )
-    return shapes
+    return layers
+
+
+def tensor_shapes(
+    model: str, framework: str, python: str, image_size: int, num_classes: int, seconds: float = LONGEST_SECONDS
+) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of `described_layers`, which has the same arguments and errors."""
+    return shapes_of(described_layers(model, framework, python, image_size, num_classes, seconds))
+
+
+def _with_tuples(value: Any) -> Any:
+    """What JSON has made lists of, as tuples again."""
+    if isinstance(value, dict):
+        return {name: _with_tuples(each) for name, each in value.items()}
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def _describe(model: str, framework: str, image_size: int, num_classes: int) -> dict[str, Any]:
     backend = import_module(f"dpcompare.backends.{framework}.model")
     try:
-        return {"shapes": backend.custom_shapes(model, image_size, num_classes)}
+        return {"layers": [asdict(layer) for layer in backend.custom_layers(model, image_size, num_classes)]}
     except RequestError as error:
         return {"error": str(error)}
     except BaseException as error:  # whatever a user's model does, sys.exit included

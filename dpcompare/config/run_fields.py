@@ -53,6 +53,9 @@ class Inputs(Config):
     num_validation: int
     num_skipped: int
     """Images of the source that could not be decoded and were left out."""
+    layers: dict[str, dict[str, str]] = setting(default_factory=dict, changes=Changes.NOTHING)
+    """Framework -> layer of a custom model -> the name that its tensors have here, in the order of that framework's
+    layers, where it calls them otherwise; see `dpcompare.launch.initial_weights.with_matched_layers`."""
 
 
 def _fraction(received: float | None) -> float | None:

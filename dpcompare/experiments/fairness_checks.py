@@ -60,7 +60,8 @@ CHECKS: dict[str, FairnessCheck] = {
     "initial weights": FairnessCheck(
         lambda r: r.weights_sha256,
         Changes.FIRST_LOSS,
-        "use the same --model, --weights and --seed",
+        "use the same --model, --weights and --seed; for a custom model also the same names of layers, unless its "
+        "runs are of one `dpcompare compare`, which matches them",
         differs=Differs.SEEDS,
     ),
     "steps trained": FairnessCheck(

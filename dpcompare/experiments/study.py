@@ -21,7 +21,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-from dpcompare.launch.inputs import with_seed
+from dpcompare.launch.initial_weights import with_seed
 from dpcompare.system.cache import LOCK_FILE, exclusive_lock
 from dpcompare.system.files import reject_links
 from dpcompare.system.json_files import read_document, write_document

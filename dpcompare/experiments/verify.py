@@ -25,6 +25,7 @@ from dpcompare.experiments.checks import (
 )
 from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, Runs, Say, config_of, until_done
+from dpcompare.launch.initial_weights import matched_in_words, with_matched_layers
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.signals import terminated_as_interrupted
 
@@ -131,12 +132,16 @@ def verify(
     """
     # All of them before the first run: a topology that this machine lacks is refused with nothing started.
     configs = [
-        [
-            prepare_inputs(config_of(contender, group.workload, device, interpreters or {}, group.checkpoint_every))
-            for contender in group.to_run
-        ]
+        with_matched_layers(
+            [
+                prepare_inputs(config_of(contender, group.workload, device, interpreters or {}, group.checkpoint_every))
+                for contender in group.to_run
+            ]
+        )
         for group in groups
     ]
+    for line in dict.fromkeys(line for group in configs for line in matched_in_words(group)):
+        say(line)
     with (
         terminated_as_interrupted(),
         tempfile.TemporaryDirectory(prefix="dpcompare-verify-", ignore_cleanup_errors=True) as name,

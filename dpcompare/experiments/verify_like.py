@@ -16,7 +16,7 @@ from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
 from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify import Check
-from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.inputs import prepare_again
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import changed_modules, custom_model, source_sha256
 from dpcompare.results.result import RunResult
@@ -91,7 +91,7 @@ def _require_same_model(config: RunConfig, result: RunResult) -> None:
 
 def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
     largest_batch = batch_of_synthetic(config.inputs.num_train) if config.inputs else None
-    inputs = prepare_inputs(config.without_inputs(), largest_batch=largest_batch).inputs
+    inputs = prepare_again(config, largest_batch=largest_batch).inputs
     for what, recorded, found in (
         (f"the dataset {config.workload.dataset}", result.store_sha256, inputs.store_sha256),
         (f"the initial weights ({config.workload.weights})", result.weights_sha256, inputs.weights_sha256),

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
@@ -21,11 +19,11 @@ from dpcompare.data.sources import Progress
 from dpcompare.data.sources import Source as ImageSource
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
-from dpcompare.models.sealed import is_whole, sha256_of
-from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
+from dpcompare.launch.initial_weights import NO_LAYERS, weights_of, with_matched_layers
+from dpcompare.models.sealed import is_whole
+from dpcompare.models.weights import load_source
 from dpcompare.system.cache import cache_dir, wait_for_lock
 from dpcompare.system.files import expanded
-from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 
 LONGEST_NAME = 48
@@ -35,7 +33,13 @@ LONGEST_NAME = 48
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[PreparedRun]:
     """Like `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
     largest_batch = max(config.workload.global_batch_size for config in configs)
-    return [prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs]
+    return with_matched_layers([prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs])
+
+
+def prepare_again(config: RunConfig, *, largest_batch: int | None = None) -> PreparedRun:
+    """Like `prepare_inputs`, for a run that had its inputs: with the names that a custom model's layers had there."""
+    layers = {} if config.inputs is None else config.inputs.layers
+    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, layers=layers)
 
 
 def prepare_inputs(
@@ -44,6 +48,7 @@ def prepare_inputs(
     *,
     largest_batch: int | None = None,
     custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    layers: Mapping[str, Mapping[str, str]] = NO_LAYERS,
 ) -> PreparedRun:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
@@ -54,6 +59,7 @@ def prepare_inputs(
         progress: called while images are prepared.
         largest_batch: images of the largest global batch of the runs that it is compared with; default: of its own.
         custom_shapes: of the tensors of a custom model for which weights are to be drawn; default: of all that it has.
+        layers: of a custom model, as `Inputs.layers`.
 
     Raises:
         RequestError: the dataset cannot be used as asked.
@@ -69,7 +75,8 @@ def prepare_inputs(
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
-        **_weights(config, num_classes, source, custom_shapes),
+        **weights_of(config, num_classes, layers, source=source, custom_shapes=custom_shapes),
+        layers={framework: dict(names) for framework, names in layers.items()},
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,
@@ -92,7 +99,7 @@ def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
     if inputs is None or (is_store(inputs.store) and is_whole(inputs.weights)):
         return config
     _store_by_content.cache_clear()
-    again = prepare_inputs(config.without_inputs(), largest_batch=largest_batch).inputs
+    again = prepare_again(config, largest_batch=largest_batch).inputs
     if again != inputs:
         changed = "dataset" if again.store_sha256 != inputs.store_sha256 else "weights"
         raise RequestError(
@@ -112,44 +119,6 @@ def check_inputs(config: RunConfig) -> None:
         _require_fitting(open_store(path), config.workload)
     if config.workload.steps is not None:
         _check_steps(config, config.workload.steps)
-
-
-def with_seed(config: RunConfig, seed: int) -> RunConfig:
-    """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
-
-    Raises:
-        RequestError: the weights cannot be had.
-    """
-    workload = config.workload.changed(seed=seed)
-    config = config.changed(workload=workload)
-    if config.inputs is None:
-        return config
-    source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
-    weights = _weights(config, config.inputs.num_classes, source)
-    return config.changed(inputs=config.inputs.changed(**weights))
-
-
-def _weights(
-    config: RunConfig,
-    num_classes: int,
-    source: Source | None,
-    custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> dict[str, Any]:
-    """What `Inputs` says of the initial weights, which are made now unless the cache has them."""
-    workload = config.workload
-    if is_custom(workload.model) and custom_shapes is None:
-        limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
-        custom_shapes = tensor_shapes(
-            workload.model, config.framework, config.python, workload.image_size, num_classes, **limit
-        )
-    weights = prepare_weights(
-        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
-    )
-    return {
-        "weights": weights,
-        "weights_sha256": sha256_of(weights.read_bytes()),
-        "classifier": classifier_of(weights),
-    }
 
 
 def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:

@@ -22,7 +22,7 @@ from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
-from dpcompare.launch.inputs import prepare_inputs, remarks_on
+from dpcompare.launch.inputs import prepare_again, prepare_inputs, remarks_on
 from dpcompare.launch.late_step import with_late_step
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.plan import exposure
@@ -137,7 +137,7 @@ def resume(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         require_machine(config)
-        prepared = prepare_inputs(config.without_inputs())
+        prepared = prepare_again(config)
         with _hold(directory):
             path, step, problems = newest_checkpoint(directory, training=training_id(prepared))
             for problem in problems:

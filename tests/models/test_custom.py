@@ -16,6 +16,7 @@ from dpcompare.experiments.checks import _relative
 from dpcompare.launch.inputs import _store_by_content
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.models.initial_weights import custom_weights
+from dpcompare.results.result import RunResult
 from dpcompare.system.python_environment import is_custom
 from tests.support.command import invoke
 
@@ -400,13 +401,70 @@ def test_a_pair_with_another_padding_is_refuted_by_layer(elsewhere):
     whole = (elsewhere / "small_resnet.py").read_text()
     padded = "        padded = layers.ZeroPadding2D(1)(x)\n"
     assert padded in whole
-    other = (
-        '        if name == "block1_conv1":\n'
-        '            return layers.Conv2D(channels, 3, stride, padding="same", use_bias=False, name=name)(x)\n'
-    )
-    (elsewhere / "mine.py").write_text(whole.replace(padded, other + padded))
+    other = '        padded = layers.ZeroPadding2D(((2, 0), (2, 0)) if name == "block1_conv1" else 1)(x)\n'
+    (elsewhere / "mine.py").write_text(whole.replace(padded, other))
     arguments = ["--modes", "single", "--replicas", "1", "--precision", "float64", "--image-size", "32", "--json"]
     refuted = invoke("verify", "--model", "mine:model", *arguments)
     assert refuted.code == 3
     assert "the first layer that differs is block1_conv1" in refuted.stderr
     assert invoke("verify", "--model", "small_resnet:model", *arguments).code == 0
+
+
+UNNAMED = """
+from dpcompare import CustomModel
+def torch_model(image_size, num_classes):
+    from torch import nn
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(4 * 8 * 8, num_classes))
+def as_usual(image_size, num_classes):
+    from keras import Sequential, layers
+    return Sequential([
+        layers.Conv2D(4, 3, strides=2, padding="same"), layers.BatchNormalization(), layers.ReLU(),
+        layers.MaxPooling2D(2), layers.Flatten(), layers.Dense(num_classes)])
+def as_told(image_size, num_classes):
+    from keras import Sequential, layers
+    return Sequential([
+        layers.ZeroPadding2D(1), layers.Conv2D(4, 3, strides=2, padding="valid"),
+        layers.BatchNormalization(epsilon=1e-05, momentum=0.9), layers.ReLU(),
+        layers.MaxPooling2D(2), layers.Permute((3, 1, 2)), layers.Flatten(), layers.Dense(num_classes)])
+usual = CustomModel(torch=torch_model, tensorflow=as_usual)
+told = CustomModel(torch=torch_model, tensorflow=as_told)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("warm")
+def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere):
+    """As users write them: the layers have other names, other padding, another BatchNorm, and are flattened otherwise."""
+    (elsewhere / "mine.py").write_text(UNNAMED)
+    arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:usual"]
+    refused = invoke("compare", *arms, *SQUARES, *SHORT, "--out", "study")
+    assert refused.code == 2, refused.stderr
+    assert "0 / conv2d: padding 1 in torch, ((0, 1), (0, 1)) in tensorflow; in Keras write" in refused.stderr
+    assert "1 / batch_normalization: epsilon 1e-05 in torch, 0.001 in tensorflow" in refused.stderr
+    assert "1 / batch_normalization: of a running statistic is kept 0.9 in torch, 0.99" in refused.stderr
+    assert "4 / flatten: flattens channels, rows, columns in torch, rows, columns, channels in" in refused.stderr
+    assert not (elsewhere / "study").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
+    (elsewhere / "mine.py").write_text(UNNAMED)
+    arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:told"]
+    options = ["--precision", "float64", "--repeats", "1", "--vary-seed", "--late-step", "--out", "study"]
+    done = invoke("compare", *arms, *SQUARES, *SHORT, *options, "--json")
+    assert done.code == 0, done.stderr
+    names = {"conv2d": "0", "batch_normalization": "1", "dense": "5"}
+    assert "matched by order and shapes: conv2d is 0, batch_normalization is 1, dense is 5" in done.stderr
+    runs = [RunResult.load(run) for run in sorted((elsewhere / "study" / "runs" / "round-01").iterdir())]
+    assert [run.config["inputs"]["layers"] for run in runs] == [{"tensorflow": names}] * 2
+    assert len({run.weights_sha256 for run in runs}) == 1
+    assert np.abs(np.subtract(*(run.train_loss for run in runs))).max() < 1e-10
+    assert [run.late_step.problem or run.late_step.left_out for run in runs] == [None, None]
+    assert done.json["verdict"] == "COMPARABLE"
+    assert invoke("verify", "--like", str(elsewhere / "study/runs/round-01/tensorflow-single-1x1")).code == 0

@@ -14,6 +14,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model
 from dpcompare.models.initial_weights import initial_weights
+from dpcompare.models.layer_matching import NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import is_statistic
@@ -52,16 +53,24 @@ class Model:
     apply: Apply
 
 
-def build_model(workload: Workload, num_classes: int, *, depthwise_as_shifts: bool = False) -> Model:
+def build_model(
+    workload: Workload,
+    num_classes: int,
+    names: Mapping[str, str] = NO_NAMES,
+    *,
+    depthwise_as_shifts: bool = False,
+) -> Model:
     """The model of a workload.
 
     Args:
         workload: which it is, and how it is trained.
         num_classes: of the dataset.
+        names: layers of a custom model -> the names that their tensors get.
         depthwise_as_shifts: whether depthwise convolutions are sums of shifted products, and not XLA's convolution.
     """
     if is_custom(workload.model):
-        return _custom(workload.model, workload.image_size, num_classes, bfloat16=workload.precision == "bfloat16")
+        model = _custom(workload.model, workload.image_size, num_classes, bfloat16=workload.precision == "bfloat16")
+        return _renamed(model, names) if names else model
     spec = model_of(workload.model)
     forward: Forward = family_of(workload.model, "jax").build(workload.model, workload.image_size, num_classes)
 
@@ -106,6 +115,35 @@ def _custom(name: str, image_size: int, num_classes: int, *, bfloat16: bool = Fa
     return Model(init=init, apply=apply)
 
 
+def _renamed(model: Model, names: Mapping[str, str]) -> Model:
+    """The same model, whose layers have other names to all others.
+
+    Args:
+        model: of a user.
+        names: its layers -> those names.
+    """
+    own = {neutral: name for name, neutral in names.items()}
+
+    def apply(
+        tensors: Tensors, images: jax.Array, drop_masks: jax.Array | None, *, training: bool, axis_name: str | None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        logits, made = model.apply(
+            _with_layers(tensors, own), images, drop_masks, training=training, axis_name=axis_name
+        )
+        return logits, _with_layers(made, names)
+
+    return Model(init=lambda: _with_layers(model.init(), names), apply=apply)
+
+
+def _with_layers(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The same arrays, of tensors or of layers, with their layers renamed."""
+    renamed = {}
+    for key, array in tensors.items():
+        layer, _, kind = key.rpartition(".")
+        renamed[f"{names[layer]}.{kind}" if layer in names else names.get(key, key)] = array
+    return renamed
+
+
 def _in_bfloat16(tensors: Tensors) -> dict[str, jax.Array]:
     """All but those of layers with running statistics, which in the other frameworks too stay as they are."""
     norms = {name.rpartition(".")[0] for name in tensors if is_statistic(name)}
@@ -115,8 +153,8 @@ def _in_bfloat16(tensors: Tensors) -> dict[str, jax.Array]:
     }
 
 
-def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a custom model, which is also tried on two images.
+def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
+    """The layers of a custom model in the order of its `init`, which is also tried on two images.
 
     Raises:
         RequestError: it is not a pair of functions, or gives something else than logits and running statistics.
@@ -136,4 +174,8 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
             f"model: {name!r} gives no new {', '.join(missing)} in training in jax; expected apply to return logits "
             "and a dict that holds them"
         )
-    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, tensor in tensors.items():
+        layer, _, kind = key.rpartition(".")
+        shapes.setdefault(layer, {})[kind] = tuple(tensor.shape)
+    return [Layer(name=layer, tensors=of_layer) for layer, of_layer in shapes.items()]

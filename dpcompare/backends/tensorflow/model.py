@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.models.architectures import CUSTOM, family_of, model_of
+from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model
 from dpcompare.models.keras_layout import (
     AS_IT_IS,
@@ -21,22 +22,39 @@ from dpcompare.models.keras_layout import (
     Layout,
     tensor_name,
 )
-from dpcompare.models.spec import ModelSpec, columns
+from dpcompare.models.layer_matching import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    NO_NAMES,
+    Layer,
+    order_flattened,
+    same_padding,
+    window_settings,
+)
+from dpcompare.models.spec import IMAGE_CHANNELS, ModelSpec, columns
 from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import Array, FrameworkArray, PassedOn
 
 
-def build_model(workload: Workload, num_classes: int) -> keras.Model:
-    """A model of static input shape that takes normalised pixels and returns logits."""
+def build_model(workload: Workload, num_classes: int, names: Mapping[str, str] = NO_NAMES) -> keras.Model:
+    """A model of static input shape that takes normalised pixels and returns logits.
+
+    Args:
+        workload: which it is, and how it is trained.
+        num_classes: of the dataset.
+        names: layers of a custom model with tensors, in their order -> the names that their tensors get.
+    """
     name = workload.model
     if is_custom(name):
-        return _custom(name, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
+        return _custom(name, workload.image_size, num_classes, names, synchronized=workload.batchnorm == "sync")
     model = family_of(name, "tensorflow").build(name, workload.image_size, num_classes)
     return _aligned(model, workload)
 
 
-def _custom(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
+def _custom(
+    name: str, image_size: int, num_classes: int, names: Mapping[str, str] = NO_NAMES, *, synchronized: bool = False
+) -> keras.Model:
     """A custom model, whose layers get the names of their twins in torch."""
     custom = custom_model(name)
     model = custom.build("tensorflow", image_size, num_classes)
@@ -44,12 +62,28 @@ def _custom(name: str, image_size: int, num_classes: int, *, synchronized: bool 
         raise RequestError(
             f"model: the tensorflow factory of {name!r} gave a {type(model).__name__}; expected a keras.Model"
         )
-    for in_torch, in_keras in custom.layer_names.items():
-        model.get_layer(in_keras).name = in_torch
+    if isinstance(model, keras.Sequential) and not model.built:
+        model.build((None, image_size, image_size, IMAGE_CHANNELS))
+    if not getattr(model, "inputs", None):
+        raise RequestError(
+            f"model: the tensorflow factory of {name!r} gave a {type(model).__name__}, a subclass of keras.Model "
+            "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional model: "
+            "keras.Model(inputs, outputs)"
+        )
+    there = [layer.name for layer in model.layers]
+    if missing := [in_keras for in_keras in custom.layer_names.values() if in_keras not in there]:
+        raise RequestError(
+            f"model: layer_names of {name!r} has {', '.join(missing)}, which Keras's model does not; expected names "
+            f"among {', '.join(there)}"
+        )
+    neutral = {in_keras: in_torch for in_torch, in_keras in custom.layer_names.items()}
+    if names:  # by their order: Keras counts on in the names that it gives, so they may be others here
+        weighted = [layer.name for layer in model.layers if layer.weights]
+        neutral = dict(zip(weighted, names.values(), strict=True))
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = synchronized
-    model.neutral_layer_name = CUSTOM.keras_layer_name
+    model.neutral_layer_name = lambda layer: neutral.get(layer, layer)
     return model
 
 
@@ -59,8 +93,8 @@ def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
     return name
 
 
-def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a custom model, in the framework-neutral layouts.
+def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
+    """The layers of a custom model in the order in which they compute, with their tensors in the neutral layouts.
 
     Raises:
         RequestError: it is not a Keras model, gives something else than logits, or has two tensors of the same name.
@@ -70,15 +104,54 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in tensorflow; expected logits (None, {num_classes})"
         )
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor, shape in neutral_shapes(model):
-        if tensor in shapes:
+        layer, _, kind = tensor.rpartition(".")
+        of_layer = tensors.setdefault(layer, {})
+        if kind in of_layer:
             raise RequestError(
                 f"model: {name!r} has several tensors called {tensor} in tensorflow; expected layers that are no "
                 "models and hold each kind of tensor once"
             )
-        shapes[tensor] = shape
-    return shapes
+        of_layer[kind] = shape
+    return [
+        Layer(
+            name=layer_name(model, layer),
+            tensors=tensors.get(layer_name(model, layer), {}),
+            settings=_settings_of(layer),
+        )
+        for layer in model.layers
+        if layer.weights or _settings_of(layer)
+    ]
+
+
+def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
+    """What `dpcompare.models.layer_matching` compares of a layer that is Keras's own."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return {"epsilon": layer.epsilon, "momentum": layer.momentum}
+    if isinstance(layer, keras.layers.Dropout):
+        return {"rate": layer.rate}
+    if isinstance(layer, keras.layers.Flatten):
+        # Behind a layer that changes the order of the axes, that is taken to be the order of torch.
+        permuted = isinstance(layer.input._keras_history.operation, keras.layers.Permute)
+        *sides, channels = layer.input.shape[1:]
+        order = CHANNELS_FIRST if permuted else CHANNELS_LAST
+        return {"flattened": order_flattened(channels, math.prod(sides), order)}
+    if isinstance(layer, keras.layers.Conv2D | keras.layers.DepthwiseConv2D):
+        kernel, dilation = tuple(layer.kernel_size), tuple(layer.dilation_rate)
+    elif isinstance(layer, keras.layers.MaxPooling2D):
+        kernel, dilation = tuple(layer.pool_size), (1, 1)
+    else:
+        return {}
+    sides, stride = tuple(layer.input.shape[1:3]), tuple(layer.strides)
+    return window_settings(
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        padding=same_padding(kernel, stride, dilation, sides) if layer.padding == "same" else ((0, 0), (0, 0)),
+        sides=sides,
+        sides_after=tuple(layer.output.shape[1:3]),
+    )
 
 
 def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:

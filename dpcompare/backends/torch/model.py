@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +12,8 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model
+from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
+from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.spec import IMAGE_CHANNELS, columns
 from dpcompare.system.python_environment import is_custom
@@ -38,8 +41,8 @@ def _family(name: str) -> Any:
     return family_of(name, "torch")
 
 
-def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a custom model, which is also tried on two images.
+def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLayer]:
+    """The layers of a custom model in the order in which they compute, which is tried on two images.
 
     Raises:
         RequestError: it is not a torch model, gives something else than logits, or has a BatchNorm without the running
@@ -50,23 +53,77 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
         raise RequestError(
             f"model: the torch factory of {name!r} gave a {type(model).__name__}; expected a torch.nn.Module"
         )
+    settings: dict[str, dict[str, Any]] = {}  # of the layers that were called, in the order of their first calls
+    for layer_name, layer in model.named_modules():
+        layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
     with torch.no_grad():
         logits = model.eval()(torch.zeros(2, IMAGE_CHANNELS, image_size, image_size))
     if tuple(logits.shape) != (2, num_classes):
         raise RequestError(
             f"model: {name!r} gives {tuple(logits.shape)} for 2 images in torch; expected logits (2, {num_classes})"
         )
-    for layer, norm in batch_norms(model).items():
+    for layer_name, norm in batch_norms(model).items():
         if norm.running_var is None or norm.momentum is None:
             raise RequestError(
-                f"model: BatchNorm {layer!r} of {name!r} was made with track_running_stats=False or momentum=None; "
-                "expected running statistics with a momentum, as the other frameworks keep them"
+                f"model: BatchNorm {layer_name!r} of {name!r} was made with track_running_stats=False or "
+                "momentum=None; expected running statistics with a momentum, as the other frameworks keep them"
             )
-    return {
-        key: tuple(tensor.shape)
-        for key, tensor in model.state_dict().items()
-        if not key.endswith("num_batches_tracked")
-    }
+    tensors: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, tensor in model.state_dict().items():
+        layer_name, _, kind = key.rpartition(".")
+        if kind != "num_batches_tracked":
+            tensors.setdefault(layer_name, {})[kind] = tuple(tensor.shape)
+    return [
+        CustomLayer(
+            name=layer_name,
+            tensors=tensors.get(layer_name, {}),
+            settings=settings.get(layer_name, {}),
+        )
+        for layer_name in dict.fromkeys((*settings, *tensors))
+        if settings.get(layer_name) or layer_name in tensors
+    ]
+
+
+def _keep_settings(
+    settings: dict[str, dict[str, Any]], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
+) -> None:
+    """A hook that keeps what a layer was made with, when it is called first."""
+    if name not in settings:
+        settings[name] = _settings_of(layer, inputs[0], output) if inputs else {}
+
+
+def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]:
+    """What `dpcompare.models.layer_matching` compares of a layer that is torch's own."""
+    if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm):
+        return {"epsilon": layer.eps, "momentum": None if layer.momentum is None else round(1 - layer.momentum, 12)}
+    if isinstance(layer, nn.Flatten):
+        channels = features.shape[1]
+        return {"flattened": order_flattened(channels, features[0].numel() // channels, CHANNELS_FIRST)}
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return {"rate": layer.p}
+    if not isinstance(layer, nn.Conv2d | nn.MaxPool2d) or features.dim() != 4:
+        return {}
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        return {}
+    kernel, stride, dilation = (_pair(value) for value in (layer.kernel_size, layer.stride, layer.dilation))
+    sides = tuple(features.shape[2:])
+    if isinstance(layer.padding, str):
+        padding = same_padding(kernel, stride, dilation, sides) if layer.padding == "same" else ((0, 0), (0, 0))
+    else:
+        rows, columns = _pair(layer.padding)
+        padding = (rows, rows), (columns, columns)
+    return window_settings(
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        sides=sides,
+        sides_after=tuple(output.shape[2:]),
+    )
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def _aligned(model: nn.Module, workload: Workload) -> nn.Module:

@@ -1,0 +1,126 @@
+"""The initial weights of a run, and those of runs that are compared: the same, whatever frameworks call the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from dpcompare.backends.custom_model import described_layers
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.run import PreparedRun, RunConfig
+from dpcompare.models.layer_matching import NO_NAMES, Layer, match, require_equal, shapes_of
+from dpcompare.models.sealed import sha256_of
+from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
+from dpcompare.system.cache import cache_dir
+from dpcompare.system.python_environment import is_custom
+
+NO_LAYERS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+"""`Inputs.layers` where all frameworks call their layers alike."""
+
+
+def weights_of(
+    config: RunConfig,
+    num_classes: int,
+    layers: Mapping[str, Mapping[str, str]],
+    *,
+    source: Source | None,
+    custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Any]:
+    """What `Inputs` says of the initial weights, which are made now unless the cache has them.
+
+    Args:
+        config: of a run.
+        num_classes: of its dataset.
+        layers: of a custom model, as `Inputs.layers`.
+        source: the file to take weights from, if any.
+        custom_shapes: of the tensors of a custom model for which weights are to be drawn; default: of all that it has.
+
+    Raises:
+        RequestError: the weights cannot be had, or the model is none.
+    """
+    workload = config.workload
+    if is_custom(workload.model) and custom_shapes is None:
+        names = layers.get(config.framework, NO_NAMES)
+        custom_shapes = shapes_of(
+            [
+                Layer(name=names.get(layer.name, layer.name), tensors=layer.tensors)
+                for layer in _layers(config, num_classes)
+            ]
+        )
+    weights = prepare_weights(
+        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
+    )
+    return {
+        "weights": weights,
+        "weights_sha256": sha256_of(weights.read_bytes()),
+        "classifier": classifier_of(weights),
+    }
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
+
+    Raises:
+        RequestError: the weights cannot be had.
+    """
+    config = config.changed(workload=config.workload.changed(seed=seed))
+    return config if config.inputs is None else _with_layers(config.prepared(), config.inputs.layers)
+
+
+def with_matched_layers(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
+    """The same runs, where those of one custom model in several frameworks start from the same tensors.
+
+    Its layers in each framework are matched with those of the first one (`FRAMEWORKS`), whose names all tensors get.
+
+    Raises:
+        RequestError: the layers of two frameworks do not correspond, or are seen to compute something else.
+    """
+    by_model: dict[tuple[str, int, int], list[PreparedRun]] = {}
+    for run in runs:
+        if is_custom(run.workload.model):
+            by_model.setdefault(_model_of(run), []).append(run)
+    layers = {model: _matched(compared) for model, compared in by_model.items()}
+    return [_with_layers(run, found) if (found := layers.get(_model_of(run))) else run for run in runs]
+
+
+def matched_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
+    """How layers with other names were matched, a line for each framework."""
+    for model, layers in {run.workload.model: run.inputs.layers for run in runs}.items():
+        for framework, names in layers.items():
+            pairs = ", ".join(f"{name} is {neutral}" for name, neutral in names.items())
+            yield f"{model} has other names in {framework}, so its layers are matched by order and shapes: {pairs}"
+
+
+def _matched(runs: Sequence[PreparedRun]) -> dict[str, dict[str, str]]:
+    """`Inputs.layers` of runs of one model."""
+    of_framework = {run.framework: run for run in runs}
+    reference, *others = (framework for framework in FRAMEWORKS if framework in of_framework)
+    found = {framework: _layers(run, run.inputs.num_classes) for framework, run in of_framework.items()}
+    names = {}
+    for other in others:
+        model, both = of_framework[other].workload.model, (reference, other)
+        matching = match(model, found[reference], found[other], both)
+        require_equal(model, matching, found[reference], found[other], both)
+        if matching.names:
+            names[other] = matching.names
+    return names
+
+
+def _with_layers(run: PreparedRun, layers: Mapping[str, Mapping[str, str]]) -> PreparedRun:
+    """The same run with its initial weights under the names that its layers get."""
+    workload, inputs = run.workload, run.inputs
+    source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
+    weights = weights_of(run, inputs.num_classes, layers, source=source)
+    return run.changed(inputs=inputs.changed(**weights, layers=layers))
+
+
+def _model_of(run: PreparedRun) -> tuple[str, int, int]:
+    return run.workload.model, run.workload.image_size, run.inputs.num_classes
+
+
+def _layers(config: RunConfig, num_classes: int) -> tuple[Layer, ...]:
+    limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
+    return described_layers(
+        config.workload.model, config.framework, config.python, config.workload.image_size, num_classes, **limit
+    )
