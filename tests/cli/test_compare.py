@@ -14,6 +14,7 @@ import pytest
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
+from dpcompare.experiments.study import Study
 from dpcompare.results.result import RunResult
 from tests.support.command import dpcompare, invoke, start
 from tests.support.learning import ddp, multiworker, saved

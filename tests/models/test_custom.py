@@ -437,7 +437,7 @@ told = CustomModel(torch=torch_model, tensorflow=as_told)
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("warm")
 def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere):
-    """As users write them: the layers have other names, other padding, another BatchNorm, and are flattened otherwise."""
+    """As users write them: layers with other names and padding, another BatchNorm, and features flattened otherwise."""
     (elsewhere / "mine.py").write_text(UNNAMED)
     arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:usual"]
     refused = invoke("compare", *arms, *SQUARES, *SHORT, "--out", "study")
