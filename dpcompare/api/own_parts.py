@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dpcompare.backends.custom_optimizer import CustomOptimizer
@@ -33,7 +32,7 @@ def named_model(model: str | CustomModel | Callable[[int, int], FrameworkModel],
                 f"model: received a {type(model).__name__}, expected a name, a CustomModel, or a function from (image "
                 "size, number of classes) to a model, such as lambda size, classes: model"
             )
-        model = replace(CustomModel(), **{framework: model})  # type: ignore[arg-type]  # a field of that name
+        model = CustomModel(**{framework: model})  # type: ignore[arg-type]  # a field of that name
     return name_of(model, "model")
 
 
@@ -52,8 +51,11 @@ def own_parts(
         own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
     for name, part in (("loss", loss), ("optimizer", optimizer)):
         if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
-            expected = "a function or a CustomOptimizer" if name == "optimizer" else "a function"
-            raise RequestError(f"{name}: received a {type(part).__name__}, expected {expected}")
+            expected = "a function"
+            if name == "optimizer":
+                expected = "a CustomOptimizer or a function; one of dpcompare's is a field: Workload(optimizer=...)"
+            received = repr(part) if isinstance(part, str) else f"a {type(part).__name__}"
+            raise RequestError(f"{name}: received {received}, expected {expected}")
     if optimizer is not None and _num_required(optimizer) >= LEAST_FORMULA_ARGUMENTS:
         raise RequestError(
             "optimizer: received a function of the parameter, its gradient and more; expected "

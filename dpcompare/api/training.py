@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -291,16 +292,18 @@ class Training:
             This process's share of the loss: the mean over the processes is the mean loss over the global batch.
 
         Raises:
-            RequestError: the workload has no learning rate for this step, since it has no more.
+            RequestError: the learning rate is none, or the workload has none for this step, since it has no more.
         """
         backend = self._open
         require_type(batch, Batch, "batch")
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, Real) or not math.isfinite(lr)):
+            raise RequestError(f"lr: received {lr!r}, expected a learning rate: a finite number, or None")
         if lr is None and self._step >= self.num_steps:
             raise RequestError(
                 f"lr: received None at step {self._step + 1} of a workload that has {self.num_steps}; expected "
                 "a learning rate, or a workload with more steps"
             )
-        rate = learning_rate(self.workload, self._step, self.num_steps) if lr is None else lr
+        rate = learning_rate(self.workload, self._step, self.num_steps) if lr is None else float(lr)
         handle = backend.train_step(batch.micro_batches, rate)
         self._step += 1
         if self._step % backend.config.window == 0:  # or the host would fill the device with batches

@@ -18,7 +18,7 @@ from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify import Check
 from dpcompare.launch.inputs import prepare_again
 from dpcompare.models.architectures import model_of
-from dpcompare.models.custom import changed_modules, custom_model, source_sha256
+from dpcompare.models.custom import changed_modules, source_sha256
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.python_environment import is_custom
@@ -75,7 +75,6 @@ def _require_same_model(config: RunConfig, result: RunResult) -> None:
     model = config.workload.model
     if not is_custom(model):
         return
-    custom_model(model)  # refuses one that is not there any more
     recorded, found = result.settings.get("model_source"), source_sha256(model)
     if recorded != found:
         raise RequestError(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from dpcompare.errors import RequestError
-from dpcompare.system.python_environment import find_object
+from dpcompare.system.python_environment import find_object, with_current_directory
 from dpcompare.system.type_names import FrameworkModel
 
 Factory = Callable[[int, int], FrameworkModel]
 """(image_size, num_classes) -> a model."""
+
+_PACKAGES = {"torch": {"torch"}, "tensorflow": {"keras", "tensorflow"}, "jax": {"jax", "flax", "equinox"}}
+"""Framework -> packages that its models are of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,20 @@ class CustomModel:
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 
+    def __post_init__(self) -> None:
+        factories = {framework: getattr(self, framework) for framework in _PACKAGES}
+        if not any(factories.values()):
+            raise RequestError(
+                "model: received CustomModel() without a factory; expected one at least: "
+                + ", ".join(f"{framework}=..." for framework in _PACKAGES)
+            )
+        for framework, factory in factories.items():
+            if factory is not None and not callable(factory):
+                raise RequestError(
+                    f"model: received CustomModel({framework}={factory!r}), of type {type(factory).__name__}; expected "
+                    f"{EXPECTED_FACTORY}"
+                )
+
     def build(self, framework: str, image_size: int, num_classes: int) -> FrameworkModel:
         """The model of a framework.
 
@@ -49,29 +68,86 @@ class CustomModel:
             raise RequestError(
                 f"model: received one without a factory for {framework}; give CustomModel({framework}=...)"
             )
-        return factory(image_size, num_classes)
+        return _made_by(factory, image_size, num_classes)
 
 
 def custom_model(name: str) -> CustomModel:
-    """The model of a name: a CustomModel, or a function of no arguments that returns one.
+    """The model of a name: a CustomModel, a function of no arguments that returns one, or a factory of one framework.
 
     Raises:
         RequestError: there is none.
     """
     model = find_object(name, "model")
-    if not isinstance(model, CustomModel) and callable(model):
+    if not isinstance(model, CustomModel | type) and callable(model) and _arguments(model) == {}:
         try:
-            model = model()
+            made = model()
         except Exception as error:
             raise RequestError(f"model: {name!r} failed ({type(error).__name__}: {error}); {EXPECTED_MODEL}") from None
-    if not isinstance(model, CustomModel):
+        model = made if isinstance(made, CustomModel) else model
+    if isinstance(model, CustomModel):
+        return model
+    if not callable(model) or _is_built(model):
         raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
-    return model
+    # Whichever framework it is of: the process of any other refuses what it gives.
+    return CustomModel(**dict.fromkeys(_PACKAGES, model))  # type: ignore[arg-type]  # fields of those names
+
+
+def refuse_made(name: str, framework: str, made: object, expected: str) -> RequestError:
+    """The error for what a factory has made in the place of a model of its framework.
+
+    Args:
+        name: of the model.
+        framework: for which it was called.
+        made: by it.
+        expected: in its place, in words.
+    """
+    packages = {kind.__module__.partition(".")[0] for kind in type(made).__mro__}
+    other = next((row for row, names in _PACKAGES.items() if row != framework and names & packages), None)
+    also = f", or a run of {other} alone" if other else ""
+    is_value = made is None or isinstance(made, int | float | str)
+    received = f"{made!r}, of type {type(made).__name__}" if is_value else f"a {type(made).__name__}"
+    return RequestError(f"model: the {framework} factory of {name!r} gave {received}; expected {expected}{also}")
+
+
+def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkModel:
+    """What a factory makes: called with the arguments that it has names for, else with both, in this order."""
+    known = {"image_size": image_size, "num_classes": num_classes}
+    arguments = _arguments(factory)
+    if arguments is None:
+        return factory(image_size, num_classes)
+    required = [name for name, default in arguments.items() if default is inspect.Parameter.empty]
+    if set(required) <= set(known):
+        return factory(**{name: value for name, value in known.items() if name in arguments})  # type: ignore[call-arg]
+    if len(required) == len(known):
+        return factory(image_size, num_classes)
+    raise RequestError(
+        f"model: {getattr(factory, '__name__', factory)!r} takes the arguments {', '.join(required)}; expected "
+        f"{EXPECTED_FACTORY}"
+    )
+
+
+def _arguments(factory: object) -> dict[str, object] | None:
+    """Name -> default of each argument that a factory can be given by name; None if it takes any, or is not known."""
+    made_by = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]  # of its class
+    try:
+        parameters = list(inspect.signature(made_by).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    parameters = parameters[1:] if isinstance(factory, type) else parameters
+    kinds = {parameter.kind for parameter in parameters}
+    if kinds & {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}:
+        return {} if isinstance(factory, type) else None
+    return {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+def _is_built(model: object) -> bool:
+    """Whether it is a model itself, which each process needs one of its own of."""
+    return not isinstance(model, type) and (hasattr(model, "parameters") or hasattr(model, "trainable_variables"))
 
 
 def source_sha256(model: str) -> str:
     """sha256 of the file that a custom model's module is written in, without what that imports."""
-    return _sha256(_file_of(import_module(model.partition(":")[0])))
+    return _sha256(_source_of(model.partition(":")[0]))
 
 
 def module_digests(model: str) -> dict[str, str]:
@@ -79,6 +155,7 @@ def module_digests(model: str) -> dict[str, str]:
 
     Paths are relative to that folder. Empty where the model is installed, or no file has it.
     """
+    import_module(model.partition(":")[0])
     root = _folder(model)
     if _INSTALLED.intersection(root.parts) or root.is_relative_to(_OURS):
         return {}
@@ -100,8 +177,22 @@ _OURS = Path(__file__).resolve().parents[1]
 def _folder(model: str) -> Path:
     """The folder of a model's module, or that of the outermost package around it."""
     name = model.partition(":")[0]
-    file, depth = _file_of(import_module(name)), name.count(".")
+    file, depth = _source_of(name), name.count(".")
     return file.parents[max(0, depth - 1 + (file.name == "__init__.py"))]
+
+
+def _source_of(name: str) -> Path:
+    """The file of a module, which is not imported for it: it may import a framework."""
+    with_current_directory()
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise RequestError(
+            f"model: the module {name} is not there; expected one that Python finds from the current directory"
+        )
+    return Path(spec.origin).resolve()
 
 
 def _file_of(module: ModuleType) -> Path:
@@ -121,4 +212,7 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-EXPECTED_MODEL = "expected a dpcompare.CustomModel, or a function of no arguments that returns one"
+EXPECTED_FACTORY = (
+    "a class or a function that makes a model, with the arguments image_size and num_classes (either, both or none)"
+)
+EXPECTED_MODEL = f"expected {EXPECTED_FACTORY}, or a dpcompare.CustomModel of such in several frameworks"

@@ -46,15 +46,22 @@ def find_object(name: str, what: str) -> object:
         RequestError: it cannot be imported; `what` it was to be, such as `model`.
     """
     module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: a folder named torch/ there is not the framework
+    with_current_directory()
     try:
         return getattr(import_module(module), attribute)
+    except RequestError:  # in our words already
+        raise
     except (Exception, SystemExit) as error:  # whatever a user's module does
         raise RequestError(
             f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}); expected package.module:NAME that "
             "Python finds from the current directory"
         ) from None
+
+
+def with_current_directory() -> None:
+    """Have Python look for modules in the current directory too."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: a folder named torch/ there is not the framework
 
 
 class _Record(BaseModel):

@@ -50,6 +50,11 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
             lambda: dp.backend("torch", optimizer=lambda a, b, c, d, e: a),
             "expected CustomOptimizer(update=that fun",
         ),
+        (
+            lambda: dp.backend("torch", optimizer="sgd"),
+            "optimizer: received 'sgd', expected a CustomOptimizer or a function; one of dpcompare's is a field: "
+            "Workload(optimizer=...)",
+        ),
         (lambda: dp.backend("tensorflow", "keras-fit", optimizer=print), "which trains with its own"),
         (lambda: dp.load("nowhere"), "'nowhere' holds no readable study.json"),
         (lambda: dp.verify(precision="float16"), "expected float32 and/or float64"),

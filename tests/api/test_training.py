@@ -106,7 +106,10 @@ with training:
     assert "expected a whole number" in refused(lambda: next(training.batches(steps=0)))
     assert "batch: received 3, expected a value of the type Batch" in refused(lambda: training.step(3))
     left = training.batches(steps=2)
-    next(left)
+    batch = next(left)
+    for rate in ("x", True, float("nan")):
+        told = refused(lambda: training.step(batch, lr=rate))
+        assert f"lr: received {rate!r}, expected a learning rate: a finite number, or None" in told
 assert "after the end of its `with` statement" in refused(training.state)
 assert "after the end of its `with` statement" in refused(lambda: next(left))
 assert "entered before" in refused(training.__enter__)

@@ -129,7 +129,7 @@ def of_other_weights(run_dir):
 
 
 def of_a_custom_model(run_dir):
-    (run_dir.parent / "own.py").write_text("import dpcompare\nmodel = dpcompare.CustomModel()\n")
+    (run_dir.parent / "own.py").write_text("import dpcompare\nmodel = dpcompare.CustomModel(torch=print)\n")
     workload = json.loads((run_dir / CONFIG_FILE).read_text())["workload"]
     unknown = {"batchnorm_momentum": 0.9, "batchnorm_recompute": 0}
     changed(run_dir / CONFIG_FILE, workload=workload | {"model": "own:model"} | unknown)

@@ -17,13 +17,13 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
+from dpcompare.launch.initial_weights import with_seed
 from dpcompare.launch.inputs import (
     check_inputs,
     num_training_images,
     prepare_compared,
     prepare_inputs,
     restored,
-    with_seed,
 )
 from dpcompare.models.sealed import is_whole
 from dpcompare.system.cache import cache_dir

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcompare.backends.custom_model import tensor_shapes
+from dpcompare.backends.custom_model import described_layers, tensor_shapes
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import prepare, source_of
 from dpcompare.errors import RequestError
 from dpcompare.experiments.checks import _relative
 from dpcompare.launch.inputs import _store_by_content
-from dpcompare.models.custom import CustomModel, custom_model
+from dpcompare.models.custom import CustomModel, custom_model, refuse_made
 from dpcompare.models.initial_weights import custom_weights
 from dpcompare.results.result import RunResult
 from dpcompare.system.python_environment import is_custom
@@ -125,15 +125,90 @@ def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
     assert prepared(source_of("mine:good"), 8, 0, None).split("train").labels.tolist() == [1] * 8
 
 
+NO_MODELS = """
+from dpcompare import CustomModel
+class Built:
+    parameters = ()
+    def __call__(self): pass
+number, built = 3, Built()
+net = CustomModel(jax=print)
+def late():
+    return net
+def failing():
+    raise OSError("no disk")
+"""
+
+
 def test_what_is_no_model_is_named(elsewhere):
-    (elsewhere / "mine.py").write_text(
-        "from dpcompare import CustomModel\nnumber = 3\nnet = CustomModel()\n\ndef late():\n    return net\n"
-    )
-    with pytest.raises(RequestError, match=r"'mine:number' is of type int; expected a dpcompare\.CustomModel"):
-        custom_model("mine:number")
+    (elsewhere / "mine.py").write_text(NO_MODELS)
+    (elsewhere / "empty.py").write_text("from dpcompare import CustomModel\nmodel = CustomModel()\n")
+    for name, says in (
+        ("mine:number", "'mine:number' is of type int; expected a class or a function that makes a model"),
+        ("mine:built", "'mine:built' is of type Built; expected a class or a function that makes a model"),
+        ("mine:failing", r"'mine:failing' failed \(OSError: no disk\)"),
+        ("empty:model", r"^model: received CustomModel\(\) without a factory; expected one at least: torch=\.\.\."),
+    ):
+        with pytest.raises(RequestError, match=says):
+            custom_model(name)
     assert custom_model("mine:late") is custom_model("mine:net")
     with pytest.raises(RequestError, match="without a factory for torch"):
-        CustomModel().build("torch", 32, 10)
+        CustomModel(jax=print).build("torch", 32, 10)
+    with pytest.raises(RequestError, match=r"received CustomModel\(torch=3\), of type int; expected a class or a fun"):
+        CustomModel(torch=3)
+
+
+PLAIN = """
+class Both:
+    def __init__(self, image_size, num_classes): self.made = image_size, num_classes
+class Swapped:
+    def __init__(self, num_classes, image_size=7, dropout=0.5): self.made = image_size, num_classes, dropout
+class Classes:
+    def __init__(self, num_classes=10): self.made = num_classes
+class Bare:
+    made = ()
+class Channels:
+    def __init__(self, channels): pass
+def other_names(size, classes): return Both(size, classes)
+def any_number(*arguments): return Both(*arguments)
+def none(): return Bare()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("Both", (32, 4)),
+        ("Swapped", (32, 4, 0.5)),
+        ("Classes", 4),
+        ("Bare", ()),
+        ("other_names", (32, 4)),
+        ("any_number", (32, 4)),
+        ("none", ()),
+    ],
+)
+def test_a_plain_class_or_function_is_called_with_what_it_takes(elsewhere, name, made):
+    (elsewhere / "mine.py").write_text(PLAIN)
+    for framework in ("torch", "tensorflow", "jax"):
+        assert custom_model(f"mine:{name}").build(framework, 32, 4).made == made
+
+
+def test_a_class_with_other_arguments_is_refused(elsewhere):
+    (elsewhere / "mine.py").write_text(PLAIN)
+    with pytest.raises(RequestError, match="'Channels' takes the arguments channels; expected a class or a function"):
+        custom_model("mine:Channels").build("torch", 32, 4)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (3, "model: the torch factory of 'mine:net' gave 3, of type int; expected a torch.nn.Module"),
+        (None, "gave None, of type NoneType; expected a torch.nn.Module"),
+        ([], "gave a list; expected a torch.nn.Module"),
+        (type("Net", (), {"__module__": "keras.models"})(), "gave a Net; expected a torch.nn.Module, or a run of tens"),
+    ],
+)
+def test_what_a_factory_made_is_named(made, says):
+    assert says in str(refuse_made("mine:net", "torch", made, "a torch.nn.Module"))
 
 
 REFUSED = """
@@ -164,7 +239,7 @@ untracked = CustomModel(torch=untracked_norm)
         ("mine:net", r"'mine:net' gives (2, 5) for 2 images in torch; expected logits (2, 4)"),
         pytest.param(
             "mine:wrong",
-            "the torch factory of 'mine:wrong' gave a str; expected a torch.nn.Module",
+            "the torch factory of 'mine:wrong' gave 'a model', of type str; expected a torch.nn.Module",
             marks=pytest.mark.slow,
         ),
         ("mine:untracked", "BatchNorm '0' of 'mine:untracked' was made with track_running_stats=False or momentum"),
@@ -363,7 +438,7 @@ of_torch = CustomModel(torch=print)
     [
         ("mine:forgetful", "gives no new norm.running_mean, norm.running_var in training in jax; expected apply to"),
         ("mine:wider", "gives (2, 5) for 2 images in jax; expected logits (2, 4)"),
-        ("mine:none", "the jax factory of 'mine:none' gave a int; expected a pair of functions, init and apply"),
+        ("mine:none", "the jax factory of 'mine:none' gave 3, of type int; expected a pair of functions, init"),
         ("mine:of_torch", "received one without a factory for jax; give CustomModel(jax=...)"),
     ],
 )
@@ -437,7 +512,7 @@ told = CustomModel(torch=torch_model, tensorflow=as_told)
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("warm")
 def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere):
-    """As users write them: layers with other names and padding, another BatchNorm, and features flattened otherwise."""
+    """As users write them: layers with other names, other padding, another BatchNorm, and flattened otherwise."""
     (elsewhere / "mine.py").write_text(UNNAMED)
     arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:usual"]
     refused = invoke("compare", *arms, *SQUARES, *SHORT, "--out", "study")
@@ -449,6 +524,50 @@ def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere)
     assert not (elsewhere / "study").exists()
 
 
+OF_TORCH = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.head, self.conv = nn.Linear(4, num_classes), nn.Conv2d(3, 4, 3)
+    def forward(self, images):
+        return self.head(self.conv(images).mean((2, 3)))
+"""
+OF_KERAS = """
+from keras import Sequential, layers
+def net(num_classes):
+    return Sequential([layers.Conv2D(4, 3), layers.GlobalAveragePooling2D(), layers.Dense(num_classes)])
+"""
+
+
+@pytest.mark.torch
+def test_a_class_of_torch_is_taken_as_it_is(elsewhere):
+    """Its layers are in the order in which they compute, not in that of its attributes."""
+    (elsewhere / "mine.py").write_text(OF_TORCH)
+    conv, head = described_layers("mine:Net", "torch", sys.executable, 32, 4)
+    assert (conv.name, head.name) == ("conv", "head")
+    assert head.tensors == {"weight": (4, 4), "bias": (4,)}
+    assert conv.settings["padding"] == ((0, 0), (0, 0))
+
+
+@pytest.mark.tensorflow
+def test_a_function_of_keras_is_taken_as_it_is(elsewhere):
+    """A Sequential without an input is built, and each layer has its tensors in torch's layouts."""
+    (elsewhere / "mine.py").write_text(OF_KERAS)
+    conv, head = described_layers("mine:net", "tensorflow", sys.executable, 32, 4)
+    assert conv.tensors == {"weight": (4, 3, 3, 3), "bias": (4,)}
+    assert head.tensors == {"weight": (4, 4), "bias": (4,)}
+    assert conv.settings["sides"] == (32, 32)
+
+
+@pytest.mark.torch
+@pytest.mark.jax
+def test_a_class_of_torch_is_none_of_another_framework(elsewhere):
+    (elsewhere / "mine.py").write_text(OF_TORCH)
+    with pytest.raises(RequestError, match="the jax factory of 'mine:Net' gave a Net; expected a pair of functions, "):
+        tensor_shapes("mine:Net", "jax", sys.executable, 32, 4)
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
@@ -456,7 +575,7 @@ def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere)
 def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     (elsewhere / "mine.py").write_text(UNNAMED)
     arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:told"]
-    options = ["--precision", "float64", "--repeats", "1", "--vary-seed", "--late-step", "--out", "study"]
+    options = ["--precision", "float64", "--repeats", "1", "--late-step", "--out", "study"]
     done = invoke("compare", *arms, *SQUARES, *SHORT, *options, "--json")
     assert done.code == 0, done.stderr
     names = {"conv2d": "0", "batch_normalization": "1", "dense": "5"}
@@ -467,4 +586,3 @@ def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     assert np.abs(np.subtract(*(run.train_loss for run in runs))).max() < 1e-10
     assert [run.late_step.problem or run.late_step.left_out for run in runs] == [None, None]
     assert done.json["verdict"] == "COMPARABLE"
-    assert invoke("verify", "--like", str(elsewhere / "study/runs/round-01/tensorflow-single-1x1")).code == 0

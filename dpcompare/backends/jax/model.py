@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model
+from dpcompare.models.custom import custom_model, refuse_made
 from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.layer_matching import NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors
@@ -98,10 +98,7 @@ def _custom(name: str, image_size: int, num_classes: int, *, bfloat16: bool = Fa
     """A custom model, whose tensors have the names of their twins in torch."""
     pair = custom_model(name).build("jax", image_size, num_classes)
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
-        raise RequestError(
-            f"model: the jax factory of {name!r} gave a {type(pair).__name__}; expected a pair of functions, init and "
-            "apply (docs/custom_models.md)"
-        )
+        raise refuse_made(name, "jax", pair, "a pair of functions, init and apply (docs/custom_models.md)")
     init, function = pair
 
     def apply(

@@ -13,7 +13,7 @@ import numpy as np
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model
+from dpcompare.models.custom import custom_model, refuse_made
 from dpcompare.models.keras_layout import (
     AS_IT_IS,
     CONVOLUTION,
@@ -59,9 +59,7 @@ def _custom(
     custom = custom_model(name)
     model = custom.build("tensorflow", image_size, num_classes)
     if not isinstance(model, keras.Model):
-        raise RequestError(
-            f"model: the tensorflow factory of {name!r} gave a {type(model).__name__}; expected a keras.Model"
-        )
+        raise refuse_made(name, "tensorflow", model, "a keras.Model")
     if isinstance(model, keras.Sequential) and not model.built:
         model.build((None, image_size, image_size, IMAGE_CHANNELS))
     if not getattr(model, "inputs", None):

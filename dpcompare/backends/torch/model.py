@@ -11,7 +11,7 @@ from torch import nn
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model
+from dpcompare.models.custom import custom_model, refuse_made
 from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
 from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
@@ -50,9 +50,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
     """
     model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):
-        raise RequestError(
-            f"model: the torch factory of {name!r} gave a {type(model).__name__}; expected a torch.nn.Module"
-        )
+        raise refuse_made(name, "torch", model, "a torch.nn.Module")
     settings: dict[str, dict[str, Any]] = {}  # of the layers that were called, in the order of their first calls
     for layer_name, layer in model.named_modules():
         layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
