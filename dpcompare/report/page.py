@@ -13,7 +13,7 @@ from dpcompare.experiments.comparison import Comparison, SettingRow
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
 from dpcompare.report.answers import answers_of
-from dpcompare.report.charts import INK, as_svg
+from dpcompare.report.charts import INK, SHADES, as_svg
 from dpcompare.report.formats import columns, figure, short_columns
 from dpcompare.report.plots import PART_COLOURS, make_plots
 from dpcompare.report.projection_plots import projection_plots
@@ -73,7 +73,7 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         projection=projection,
         predicted=predicted,
         predicted_plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn_predictions],
-        style=Markup((folder / "page.css").read_text()),
+        style=Markup(_shade_styles() + (folder / "page.css").read_text()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -119,9 +119,21 @@ def _shown(value: Any) -> Any:
     return value if not isinstance(value, str) or hasattr(value, "__html__") else printable(value)
 
 
+def _shade_names() -> dict[str, tuple[str, str]]:
+    """Name of each shade of an arm in the style sheet -> its colours on a white page and on a dark one."""
+    return {f"--{name}-{index}": pair for name, pairs in SHADES.items() for index, pair in enumerate(pairs)}
+
+
+def _shade_styles() -> str:
+    light, dark = ("".join(f"{name}: {pair[theme]};" for name, pair in _shade_names().items()) for theme in (0, 1))
+    return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
 def _inline(svg: str, title: str) -> Markup:
     """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
     svg = svg.replace(INK, "currentColor")
+    for name, (on_white, _) in _shade_names().items():
+        svg = svg.replace(on_white, f"var({name})")
     width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
     from markupsafe import Markup

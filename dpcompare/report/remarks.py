@@ -25,7 +25,7 @@ _ROUND = re.compile(r"(?:without gradient sync, )?round (\d+): ")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remark:
+class Notice:
     """One remark on an arm."""
 
     arm: str
@@ -40,15 +40,15 @@ class Remark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remarks:
+class Notices:
     """All remarks on the runs of a study."""
 
-    all: list[Remark]
+    all: list[Notice]
     arms: list[str]
     rounds: list[int | None]
     """The columns of the grid; None is for remarks about several rounds."""
 
-    def at(self, arm: str, number: int | None) -> list[Remark]:
+    def at(self, arm: str, number: int | None) -> list[Notice]:
         """The remarks in a cell of the grid, one of each kind."""
         found = {each.kind: each for each in self.all if (each.arm, each.round) == (arm, number)}
         return list(found.values())
@@ -59,12 +59,12 @@ class Remarks:
         return [kind for kind in MARKS if kind in present]
 
 
-def remarks_of(comparison: Comparison) -> Remarks:
+def remarks_of(comparison: Comparison) -> Notices:
     """The remarks of all arms, in their order."""
-    found = [Remark(arm=row.name, kind=kind, sentence=said) for row in comparison.arms for kind, said in _of_arm(row)]
+    found = [Notice(arm=row.name, kind=kind, sentence=said) for row in comparison.arms for kind, said in _of_arm(row)]
     numbers = sorted({shown.number for row in comparison.arms for shown in row.rounds_shown})
     several: list[int | None] = [None] if any(each.round not in numbers for each in found) else []
-    return Remarks(all=found, arms=[row.name for row in comparison.arms], rounds=[*numbers, *several])
+    return Notices(all=found, arms=[row.name for row in comparison.arms], rounds=[*numbers, *several])
 
 
 def _of_arm(row: ArmRow) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,8 @@ import pytest
 from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.report.charts import COLOURS, write_files
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.report.charts import COLOURS, SHADES, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
@@ -278,6 +279,23 @@ def test_colours_of_arms_can_be_told_apart():
     apart = [math.dist(lab(first), lab(second)) for first, second in combinations(COLOURS, 2)]
     assert min(apart) > 15
     assert all(45 < lab(colour)[0] < 62 for colour in COLOURS)  # seen on a white page and on a dark one
+
+
+def test_shades_of_arms_can_be_told_apart():
+    assert set(SHADES) == set(FRAMEWORKS)
+    for theme, paper in ((0, "#ffffff"), (1, "#16181b")):
+        colours = [pair[theme] for pairs in SHADES.values() for pair in pairs]
+        assert min(math.dist(lab(first), lab(second)) for first, second in combinations(colours, 2)) > 15
+        assert all(abs(lab(colour)[0] - lab(paper)[0]) > 30 for colour in colours)
+
+
+@pytest.mark.seconds
+def test_a_hue_is_of_one_framework_and_follows_the_theme(comparison):
+    page = as_html(comparison)
+    speed = page[page.index('<figure id="plot-speed">') :].split("</figure>")[0]
+    assert re.findall(r"var\((--[a-z]+-\d)\)", speed) == ["--torch-0", "--torch-1", "--tensorflow-0"]
+    assert all(f"{name}: " in page for name in ("--torch-0", "--torch-1", "--tensorflow-0"))
+    assert [text for text in ("100.0", "130.0") if f">{text}</text>" not in speed] == []
 
 
 @pytest.mark.process
