@@ -142,6 +142,10 @@ class Group(_Shown):
     comparable: list[list[str]]
     """Those of them that may be compared with each other, in sets; none where there are no two."""
 
+    @property
+    def all_comparable(self) -> bool:
+        return len(self.arms) < 2 or self.comparable == [self.arms]
+
 
 class Curve(_Shown):
     """The training loss over the steps, thinned out; None where it was not finite."""

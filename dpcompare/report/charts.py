@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,12 @@ WIDTH = 380
 elsewhere."""
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#359AD6"]
+SHADES = {
+    "torch": [("#D55E00", "#F07F2E"), ("#8A3500", "#FFB98A"), ("#EE8A48", "#B85A1C")],
+    "tensorflow": [("#0072B2", "#4BA3DB"), ("#003E66", "#A6D4F2"), ("#55A9E0", "#1F6699")],
+    "jax": [("#008F68", "#2FB98F"), ("#005940", "#9BE3CB"), ("#4ABB99", "#137A5A")],
+}
+"""Framework -> the shades of its hue, one for each of its arms in turn: on white, and on a dark page."""
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
 INK = "#010203"
 """Stands for the colour of text; the page replaces it by the colour that follows its light and dark themes."""
@@ -107,9 +114,13 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
 
 
 def colour_of_arms(alt: ModuleType, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> altair.Color:
-    """The colour of each arm, which is the same in every plot of a page; and of names that are no arms."""
+    """The colour of each arm, which is the same in every plot of a page; and of names that are no arms.
+
+    Arms have the hue of their framework.
+    """
     places = _places(names, arms)
-    colours = [COLOURS[places[name] % len(COLOURS)] for name in names]
+    shades = _shades(arms)
+    colours = [shades.get(name) or COLOURS[places[name] % len(COLOURS)] for name in names]
     look = alt.Legend(title=None, orient="top", columns=2, direction="horizontal") if legend else None
     return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
 
@@ -119,6 +130,12 @@ def dash_of_arms(alt: Any, names: list[str], arms: list[ArmRow]) -> altair.Strok
     places = _places(names, arms).values()
     dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
     return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
+
+
+def _shades(arms: list[ArmRow]) -> dict[str, str]:
+    """Arm -> its colour: the hue of its framework, in the next of its shades."""
+    shades = {framework: cycle(pairs) for framework, pairs in SHADES.items()}
+    return {row.name: next(shades[row.framework])[0] for row in arms}
 
 
 def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dpcompare.config.cluster import topology_in_words
@@ -126,6 +126,42 @@ COLUMNS: dict[str, Column] = {
         explanation="steady speed / (devices x that of `single` of the same framework); over 105% is suspicious",
     ),
 }
+
+
+def _gib(row: ArmRow) -> float | None:
+    memory = row.gpu_memory_bytes or row.memory_bytes
+    return memory / 2**30 if memory else None
+
+
+SHORT_COLUMNS: dict[str, Column] = {
+    "images/s": COLUMNS["images/s"],
+    "vs 1 device": Column(
+        cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-",
+        explanation="steady speed / that of `single` of the same framework",
+    ),
+    "sync": Column(
+        cell=lambda row: figure(row.communication_ms, "{:.1f} ms"),
+        explanation="what gradient sync adds to a mean step, where it was left out for comparison (`--ablate`)",
+    ),
+    "accuracy": COLUMNS["accuracy"],
+    "memory": Column(
+        cell=lambda row: figure(_gib(row), "{:.1f} GiB"),
+        explanation="sum of the peaks of all GPUs, or of the processes' resident memory on the CPU",
+    ),
+}
+"""What one looks for first, in the order in which a terminal keeps them where there is no room for all."""
+
+
+def short_columns(comparison: Comparison) -> dict[str, Column]:
+    """The columns that a page shows unfolded: those of a terminal, and what the study was to find of accuracies."""
+    shown = {"arm": COLUMNS["arm"]}
+    for name, column in SHORT_COLUMNS.items():
+        shown[name] = column
+        if name == "accuracy":
+            if any(row.accuracy_over_seeds for row in comparison.arms):
+                shown[name] = replace(column, cell=COLUMNS["accuracy over seeds"].cell)
+            shown["to target (s)"] = COLUMNS["to target (s)"]
+    return {name: column for name, column in shown.items() if any(column.cell(row) != "-" for row in comparison.arms)}
 
 
 def columns(comparison: Comparison) -> dict[str, Column]:

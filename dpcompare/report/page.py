@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.experiments.comparison import Comparison
+from dpcompare.experiments.comparison import Comparison, SettingRow
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
 from dpcompare.report.answers import answers_of
-from dpcompare.report.charts import INK, as_svg
-from dpcompare.report.formats import columns, figure
+from dpcompare.report.charts import INK, SHADES, as_svg
+from dpcompare.report.formats import columns, figure, short_columns
 from dpcompare.report.plots import PART_COLOURS, make_plots
 from dpcompare.report.projection_plots import projection_plots
+from dpcompare.report.remarks import MARKS, remarks_of
 from dpcompare.report.text import arms_by_value, within
 from dpcompare.system.terminal_text import pluralize, printable
 
@@ -55,6 +56,12 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         comparison=comparison,
         answers=answers_of(comparison),
         columns=columns(comparison),
+        short_columns=short_columns(comparison),
+        definitions=short_columns(comparison) | columns(comparison),
+        sheet=_sheet(comparison),
+        remarks=remarks_of(comparison),
+        marks=MARKS,
+        contents=_contents,
         within=within,
         arms_by_value=arms_by_value,
         pluralize=pluralize,
@@ -66,7 +73,7 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         projection=projection,
         predicted=predicted,
         predicted_plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn_predictions],
-        style=Markup((folder / "page.css").read_text()),
+        style=Markup(_shade_styles() + (folder / "page.css").read_text()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -83,6 +90,23 @@ def most_confused(counts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]
     return sorted(wrong, key=lambda each: -each[2])[:MOST_CONFUSED]
 
 
+def _sheet(comparison: Comparison) -> dict[str, list[SettingRow]]:
+    """The settings of the fairness sheet: first what must be equal and is not, which alone is unfolded."""
+    rows = comparison.settings
+    return {
+        "Settings that must be equal and are not": [row for row in rows if row.reason],
+        "Settings that may differ, or are not known": [row for row in rows if not row.equal and not row.reason],
+        "Settings that are equal": [row for row in rows if row.equal and not row.reason],
+    }
+
+
+def _contents(body: str) -> list[tuple[str, Markup]]:
+    """The parts of the page that a reader may go to, by their headings: name and title of each."""
+    from markupsafe import Markup
+
+    return [(name, Markup(title)) for name, title in re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', body)]
+
+
 def in_code(text: str) -> Markup:
     """Text for the page, with what stands between backticks as code."""
     from markupsafe import Markup, escape
@@ -95,9 +119,21 @@ def _shown(value: Any) -> Any:
     return value if not isinstance(value, str) or hasattr(value, "__html__") else printable(value)
 
 
+def _shade_names() -> dict[str, tuple[str, str]]:
+    """Name of each shade of an arm in the style sheet -> its colours on a white page and on a dark one."""
+    return {f"--{name}-{index}": pair for name, pairs in SHADES.items() for index, pair in enumerate(pairs)}
+
+
+def _shade_styles() -> str:
+    light, dark = ("".join(f"{name}: {pair[theme]};" for name, pair in _shade_names().items()) for theme in (0, 1))
+    return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
 def _inline(svg: str, title: str) -> Markup:
     """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
     svg = svg.replace(INK, "currentColor")
+    for name, (on_white, _) in _shade_names().items():
+        svg = svg.replace(on_white, f"var({name})")
     width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
     from markupsafe import Markup

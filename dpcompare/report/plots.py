@@ -25,15 +25,15 @@ from dpcompare.system.terminal_text import pluralize
 PART_COLOURS = {
     "waiting for data": COLOURS[4],
     "communication": COLOURS[1],
-    "computing": COLOURS[0],
-    "other": "#888888",
+    "computing": "#7A828C",
+    "other": "#B5B9BF",
 }
 SPEED_AXIS = "images/s, steady"
 OUTCOME_COLOURS = {
-    "faster": COLOURS[2],
-    "slower": COLOURS[1],
-    "no difference shown": COLOURS[0],
-    "too few rounds": "#888888",
+    "faster": INK,
+    "slower": INK,
+    "no difference shown": "#888888",
+    "too few rounds": "#a0a0a0",
     "disturbed or too short": "#a09060",
     "exploratory": "#bbbbbb",
 }
@@ -82,13 +82,16 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         .mark_rule(strokeWidth=2, color=INK)
         .encode(y=alt.Y("arm:N", sort=None, title=None), x="low:Q", x2="high:Q")
     )
+    values = base.mark_text(align="left", dx=6, fontSize=13, color=INK, aria=False).encode(
+        x="label at:Q", text=alt.Text("images/s:Q", format=",.1f")
+    )
     return Plot(
         name="speed",
         title="Speed",
         explanation="Images per second of all devices together, as the table has them, fewest devices first. A line "
         "at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
-        "by their ratio within rounds, below. Pale: emulated.",
-        chart=(bars + intervals).properties(width=WIDTH, height=30 * len(data) + 10),
+        f"by their ratio within rounds, below.{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
+        chart=(bars + intervals + values).properties(width=WIDTH, height=30 * len(data) + 10),
     )
 
 
@@ -103,6 +106,7 @@ def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
         "images/s": mean.value,
         "low": low,
         "high": high,
+        "label at": max(mean.value, high or 0),
         "emulated": row.emulated,
         "text": f"{row.name}, {pluralize(num_devices, 'device')}: {mean.value:.1f} images/s{between}",
     }

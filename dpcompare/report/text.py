@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.experiments.comparison import ArmRow, Comparison, Group, SettingRow
-from dpcompare.report.formats import Column, columns, figure
+from dpcompare.experiments.comparison import Comparison, Group, SettingRow
+from dpcompare.report.formats import SHORT_COLUMNS, Column, columns, figure
 from dpcompare.system.terminal_text import pluralize
 
 NARROWEST = 40
@@ -19,22 +18,6 @@ BAR = 20
 GAP = "  "
 EMULATED = " *"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    title: str
-    cell: Callable[[ArmRow], str]
-
-
-_COLUMNS = (
-    _Column(title="images/s", cell=lambda row: figure(row.steady_images_per_second)),
-    _Column(title="vs 1 device", cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-"),
-    _Column(title="sync", cell=lambda row: figure(row.communication_ms, "{:.1f} ms")),
-    _Column(title="accuracy", cell=lambda row: figure(row.accuracy, "{:.3f}")),
-    _Column(title="memory", cell=lambda row: figure(_gib(row), "{:.1f} GiB")),
-)
-"""In the order in which they are kept where there is no room for all."""
 
 
 def as_text(comparison: Comparison, width: int) -> str:
@@ -72,24 +55,23 @@ def _filled(lines: Sequence[str], width: int) -> str:
     return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
-def _gib(row: ArmRow) -> float | None:
-    memory = row.gpu_memory_bytes or row.memory_bytes
-    return memory / 2**30 if memory else None
-
-
 def _table(comparison: Comparison, width: int) -> Iterator[str]:
     rows = {row.name: row for row in comparison.arms if row.rounds}
     names = {name: name + (EMULATED if row.emulated else "") for name, row in rows.items()}
     longest = max(map(len, names.values()), default=0) + 2
-    columns = [column for column in _COLUMNS if any(column.cell(row).strip("-") for row in rows.values())]
-    widths = {c.title: max(len(c.title), *(len(c.cell(row)) for row in rows.values())) + 2 for c in columns}
-    while len(columns) > 1 and longest + sum(widths[column.title] for column in columns) > width:
-        columns.pop()
-    taken = sum(widths[column.title] for column in columns)
+    columns = {
+        title: column
+        for title, column in SHORT_COLUMNS.items()
+        if any(column.cell(row).strip("-") for row in rows.values())
+    }
+    widths = {name: max(len(name), *(len(c.cell(row)) for row in rows.values())) + 2 for name, c in columns.items()}
+    while len(columns) > 1 and longest + sum(widths[title] for title in columns) > width:
+        columns.popitem()
+    taken = sum(widths[title] for title in columns)
     name_width = min(longest, max(width - taken, 0))
     bar = min(BAR, width - name_width - taken - 2)
     fastest = max((speed for row in rows.values() if (speed := row.steady_images_per_second)), default=0.0)
-    yield (" " * name_width + "".join(column.title.rjust(widths[column.title]) for column in columns)).rstrip()
+    yield (" " * name_width + "".join(title.rjust(widths[title]) for title in columns)).rstrip()
     for group in comparison.groups:
         if len(comparison.groups) > 1:
             yield _title(group)
@@ -97,7 +79,7 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
             *above, last = textwrap.wrap(names[row.name], max(name_width - 2, 10), break_on_hyphens=False)
             yield from (f"  {line}" for line in above)
             line = f"  {last}".ljust(name_width)
-            line += "".join(column.cell(row).rjust(widths[column.title]) for column in columns)
+            line += "".join(column.cell(row).rjust(widths[title]) for title, column in columns.items())
             speed = row.steady_images_per_second
             yield (line + f"  {_bar(speed / fastest, bar)}" if speed and fastest and bar >= 5 else line).rstrip()
 

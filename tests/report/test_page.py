@@ -9,7 +9,8 @@ import pytest
 from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.report.charts import COLOURS, write_files
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.report.charts import COLOURS, SHADES, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
@@ -159,13 +160,33 @@ def test_every_plot_is_drawn_and_named(open_page):
 @pytest.mark.process
 def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     page = open_page()
-    speeds = page.locator("table.sortable tbody tr td:nth-child(4)")
-    page.get_by_role("button", name="images/s").click()
+    figures = page.get_by_role("region", name="Main figures")
+    speeds = figures.locator("tbody tr td:nth-child(2)")
+    figures.get_by_role("button", name="images/s").click()
     assert speeds.all_inner_texts() == ["100.0", "100.0", "130.0"]
-    page.get_by_role("button", name="images/s").focus()
+    figures.get_by_role("button", name="images/s").focus()
     page.keyboard.press("Enter")
     assert speeds.all_inner_texts() == ["130.0", "100.0", "100.0"]
     assert page.locator("th[aria-sort=descending]").count() == 1
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_one_came_for_is_not_cut(open_page, width):
+    page = open_page(viewport={"width": width, "height": 900})
+    figures = page.get_by_role("region", name="Main figures")
+    assert figures.locator("thead th").all_inner_texts() == ["arm", "images/s", "vs 1 device", "accuracy", "memory"]
+    if width == 1280:
+        assert figures.evaluate("each => each.scrollWidth <= each.clientWidth")
+
+
+@pytest.mark.process
+def test_the_contents_lead_to_every_part(open_page):
+    page = open_page()
+    links = page.locator("nav a").evaluate_all("all => all.map(each => each.getAttribute('href'))")
+    assert [f"#{name}" for name in page.locator("main h2[id]").evaluate_all("all => all.map(each => each.id)")] == links
+    assert {"#figures", "#claims", "#rounds", "#fairness"} < set(links)
+    assert links[-1] == "#definitions"
 
 
 @pytest.mark.process
@@ -260,6 +281,23 @@ def test_colours_of_arms_can_be_told_apart():
     assert all(45 < lab(colour)[0] < 62 for colour in COLOURS)  # seen on a white page and on a dark one
 
 
+def test_shades_of_arms_can_be_told_apart():
+    assert set(SHADES) == set(FRAMEWORKS)
+    for theme, paper in ((0, "#ffffff"), (1, "#16181b")):
+        colours = [pair[theme] for pairs in SHADES.values() for pair in pairs]
+        assert min(math.dist(lab(first), lab(second)) for first, second in combinations(colours, 2)) > 15
+        assert all(abs(lab(colour)[0] - lab(paper)[0]) > 30 for colour in colours)
+
+
+@pytest.mark.seconds
+def test_a_hue_is_of_one_framework_and_follows_the_theme(comparison):
+    page = as_html(comparison)
+    speed = page[page.index('<figure id="plot-speed">') :].split("</figure>")[0]
+    assert re.findall(r"var\((--[a-z]+-\d)\)", speed) == ["--torch-0", "--torch-1", "--tensorflow-0"]
+    assert all(f"{name}: " in page for name in ("--torch-0", "--torch-1", "--tensorflow-0"))
+    assert [text for text in ("100.0", "130.0") if f">{text}</text>" not in speed] == []
+
+
 @pytest.mark.process
 def test_a_table_says_where_the_time_goes(open_page):
     page = open_page()
@@ -299,7 +337,9 @@ def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
 @pytest.mark.process
 def test_without_scripts_every_figure_is_there(open_page):
     page = open_page(java_script_enabled=False)
-    assert "130.0" in page.locator("table.sortable").inner_text()
+    assert "130.0" in page.get_by_role("region", name="Main figures").inner_text()
+    page.get_by_text("All figures").click()
+    assert "1,024" in page.get_by_role("region", name="All figures").inner_text()
     assert page.locator("figure svg").count() == 8
 
 
