@@ -118,7 +118,7 @@ def judge(bench: Bench, fault: Planted) -> dict[str, Any]:
         other = counterpart(config).config(fault.workload, resumed=resumed)
         row["sheet"] = on_sheet([bench.healthy(other, resumed=resumed), broken])
         late, _ = late_step_of(folder / "run")
-        row["like"] = failures([*([late] if late else []), *verify([group_like(config, None, {}, {})])])
+        row["like"] = failures([*verify([group_like(config, None, {}, {})]), *([late] if late else [])])
         row["verify"] = []
         for group in groups_of_verify(fault):
             if found := failures(verify([group])):

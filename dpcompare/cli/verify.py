@@ -250,7 +250,7 @@ def make_checks(plan: Plan, against: Literal["cpu"] | None, checks: list[Check])
         say=lambda line: console.print(line, soft_wrap=True),
         at_once=runs_at_once(plan.device),
     )
-    for check in chain(plan.checks, made_now):
+    for check in chain(made_now, plan.checks):  # what is known of the run says less about the cause
         checks.append(check)
         if not check.passed:
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)

@@ -116,14 +116,7 @@ CHECKS: dict[str, FairnessCheck] = {
         Changes.BATCHES | Changes.FIRST_LOSS,
         "use the same rate in all frameworks",
     ),
-    # What that made of it: a setting that was asked for and not obeyed shows here.
-    "batches": FairnessCheck(
-        values.computed("batch_digests"),
-        Changes.LEARNING,
-        "the training step must receive the same rows; `dpcompare verify` finds what differs",
-        compare=Agreement(agree=same_batches),
-        depends_on=Changes.BATCHES,
-    ),
+    # What that made of it: a setting that was asked for and not obeyed shows here, first in what says which step.
     **{
         f"{what} of each step": FairnessCheck(
             values.decisions_of(what),
@@ -141,6 +134,13 @@ CHECKS: dict[str, FairnessCheck] = {
             ("dropped features", "the same features must be dropped in every step", Changes.BATCHES),
         )
     },
+    "batches": FairnessCheck(
+        values.computed("batch_digests"),
+        Changes.LEARNING,
+        "the training step must receive the same rows; `dpcompare verify` finds what differs",
+        compare=Agreement(agree=same_batches),
+        depends_on=Changes.BATCHES,
+    ),
     "evaluated rows": FairnessCheck(
         values.evaluated_rows,
         Changes.LEARNING,
