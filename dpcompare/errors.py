@@ -60,8 +60,12 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def _differs_in_one_letter(one: str, other: str) -> bool:
-    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
+def _distance(received: str, known: str) -> int:
+    """0 for a name that was cut short, 1 for one in which a letter is another, 2 for all others."""
+    if known.startswith(received):
+        return 0
+    one_letter = len(received) == len(known) and sum(a != b for a, b in zip(received, known, strict=True)) == 1
+    return 1 if one_letter else 2
 
 
 def closest(received: str, known: Iterable[str], count: int) -> list[str]:
@@ -70,5 +74,5 @@ def closest(received: str, known: Iterable[str], count: int) -> list[str]:
     lowered = received.lower()
     meant = _OTHER_NAMES.get(lowered, lowered)
     near = difflib.get_close_matches(lowered, by_lowered, n=count + 2)
-    near.sort(key=lambda name: not _differs_in_one_letter(lowered, name))  # dpp is ddp rather than dp
+    near.sort(key=lambda name: _distance(lowered, name))  # dpp is ddp rather than dp
     return [by_lowered[name] for name in dict.fromkeys([meant, *near]) if name in by_lowered][:count]

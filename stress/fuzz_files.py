@@ -160,7 +160,7 @@ def _config(folder: Path) -> Reader:
         # A run on GPUs asks which the machine has, by a program that no file names.
         with (
             patch("dpcompare.system.devices._ask_nvidia_smi", list),
-            patch("dpcompare.launch.run.prepare_inputs", lambda config: config.prepared(INPUTS)),
+            patch("dpcompare.launch.run.prepare_again", lambda config: config.prepared(INPUTS)),
         ):
             with suppress(RequestError):
                 _planned(RunConfig.load(path), folder / "run")

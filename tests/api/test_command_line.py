@@ -64,7 +64,7 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
         (lambda: dp.resume(5, 5), "run_dir: received 5, expected a value of the type str or Path"),
         (lambda: dp.Cluster.partition("2"), "nodes: received '2', expected a whole number"),
         (lambda: dp.Cluster.partition(device="gpus"), "device: received 'gpus', expected one of auto, cpu, gpu, tpu"),
-        (lambda: dp.backend("torch", "dpp"), "Did you mean 'torch dp'?"),
+        (lambda: dp.backend("torch", "dpp"), "Did you mean 'torch ddp'?"),
         (lambda: dp.backend("tensorflow", "parameter-server"), "some of whose processes only serve others"),
         (lambda: dp.backend("torch", workload=5), "workload: received 5, expected a value of the type Workload"),
         (lambda: dp.backend("torch", model=5), "model: received a int, expected a name, a CustomModel"),

@@ -111,7 +111,7 @@ def test_a_prepared_run_is_the_same_run_with_its_inputs(tmp_path):
             {"framework": "toch"},
             "unknown framework 'toch'; expected one of torch, tensorflow, jax. Did you mean 'torch'?",
         ),
-        ({"mode": "dpp"}, "Did you mean 'dp'"),
+        ({"mode": "dpp"}, "Did you mean 'ddp'"),
         ({"mode": "mirrored"}, "'mirrored' is a mode of tensorflow"),
         ({"mode": "dp", "nodes": 2}, "mode dp of torch trains on one node, received 2 nodes"),
         ({"mode": "single", "nodes": 1, "devices": 2}, "mode single trains on one device, received 2"),

@@ -511,7 +511,7 @@ told = CustomModel(torch=torch_model, tensorflow=as_told)
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("warm")
-def test_what_differs_between_frameworks_is_told_before_the_first_run(elsewhere):
+def test_what_differs_is_told_before_the_first_run(elsewhere):
     """As users write them: layers with other names, other padding, another BatchNorm, and flattened otherwise."""
     (elsewhere / "mine.py").write_text(UNNAMED)
     arms = ["--arm", "torch:single", "--arm", "tensorflow:single", "--model", "mine:usual"]

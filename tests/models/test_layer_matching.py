@@ -49,7 +49,7 @@ def test_layers_without_tensors_are_no_part_of_the_order():
     assert match("net:model", [flat, *layers(a=CONV)], layers(conv=CONV), BOTH).names == {"conv": "a"}
 
 
-def test_the_first_layer_that_does_not_fit_is_named_on_both_sides():
+def test_the_first_layer_that_does_not_fit_is_named():
     says = refusal(layers(a=CONV, b=DENSE), layers(conv=CONV, dense={"weight": (10, 9), "bias": (10,)}))
     assert "layer 2: 'b' with weight (10, 8), bias (10) in torch, 'dense' with weight (10, 9), bias (10) in" in says
     assert "(a, b) than in tensorflow (conv, dense)" in says
@@ -150,7 +150,7 @@ def test_what_may_be_the_same_is_not_refused(first, second):
     assert told(first, second) == []
 
 
-def test_the_order_of_what_is_flattened_is_compared_where_both_have_as_many_such_layers():
+def test_orders_of_flattening_are_compared_where_both_have_some():
     first, last = (
         Layer(name=name, settings={"flattened": order})
         for name, order in (("1", "channels, rows, columns"), ("flatten", "rows, columns, channels"))

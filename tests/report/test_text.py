@@ -144,7 +144,7 @@ def test_the_topology_in_a_name_is_explained_below_the_headline():
     assert not any(" is 1 node" in line for line in as_text(compared(single(SLOW)), 100).splitlines())
 
 
-def test_what_gradient_sync_adds_has_a_column_where_it_was_measured():
+def test_what_gradient_sync_adds_has_a_column():
     shown = study(6)
     arms = [arm.model_copy(update={"communication_ms": 7.14}) for arm in shown.arms]
     text = as_text(shown.model_copy(update={"arms": arms}), 100)
