@@ -330,5 +330,5 @@ def test_a_batch_is_a_subject_with_all_that_follows_from_it():
     arms = [result(), result(global_batch_size=64, workload={"global_batch_size": 64}, measured_steps=20)]
     assert compare(arms, subject=["batch"]).verdict == "COMPARABLE"
     assert "use the same --global-batch-size" in " ".join(compare(arms).reasons)
-    with pytest.raises(RequestError, match="--subject: received batch size, expected .* such as .*batch"):
+    with pytest.raises(RequestError, match=r"--subject: received batch size, expected .* such as .*batch"):
         checks_named(["batch size"])
