@@ -106,7 +106,7 @@ def projection_seconds(num_arms: int, measured: Path) -> float:
         study = open_study(origin.model_copy(update={"arms": tuple(arms)}), folder)
         for arm, of in zip(study.arms, cycle(origin.arms)):
             shutil.copytree(origin.run_dir(measured, 1, of), study.run_dir(folder, 1, arm))
-        argv = [*DPCOMPARE, "project", str(folder), "--nodes", "2,4,8,16,32,64,128,256,512,1024"]
+        argv = [*DPCOMPARE, "project", str(folder), "--nodes", "2,4,8,16,32,64,128,256,512,1024", "--extrapolate"]
         argv += ["--devices-per-node", "8", "--intra-link", "nvlink"]
         begin = time.perf_counter()
         subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)

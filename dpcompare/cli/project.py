@@ -10,7 +10,7 @@ import click
 
 from dpcompare.cli import completion
 from dpcompare.cli.option_values import Number, NumberWithin, measured_link
-from dpcompare.cli.output import json_file, plots_dir, print_sentence, writable, write
+from dpcompare.cli.output import json_file, plots_dir, print_sentence, stdout_console, writable, write
 from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
@@ -33,7 +33,8 @@ RESTART_SECONDS = 300.0
 @click.option(
     "--nodes",
     metavar="N,...",
-    help="Numbers of nodes.  [default: the fewest with as many devices as were measured, doubled up to 1,024]",
+    help="Numbers of nodes.  [default: the fewest with as many devices as were measured, doubled up to four times "
+    "them, or with --extrapolate up to 1,024]",
 )
 @click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
 @click.option(
@@ -95,6 +96,11 @@ RESTART_SECONDS = 300.0
     metavar="SECONDS",
     help=f"How long a restart takes after a failure; needs --mtbf.  [default: {RESTART_SECONDS:g}]",
 )
+@click.option(
+    "--extrapolate",
+    is_flag=True,
+    help="Go beyond four times what was measured, and show arms of which the model misses the measured step.",
+)
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
 @json_file
@@ -104,7 +110,8 @@ def project(path: Path, **values: FieldValue) -> None:
 
     \b
     dpcompare compare --arm torch:ddp --nodes 2 --ablate --out studies/ddp
-    dpcompare project studies/ddp --nodes 2,16,128 --link 25gbit
+    dpcompare project studies/ddp --nodes 2,4,8 --link 25gbit
+    dpcompare project studies/ddp --nodes 2,16,128 --link 25gbit --extrapolate
 
     The study needs runs without gradient sync (--ablate). docs/projection.md describes the model, the measurements
     with which it was compared, and where it is known to be wrong.
@@ -137,16 +144,18 @@ def project(path: Path, **values: FieldValue) -> None:
 
 
 def _print(projection: Projection) -> None:
-    """Sentences are folded to the terminal's width, tables never."""
+    """Everything is folded to the terminal's width."""
     from dpcompare.report import projection as shown
 
     print_sentence(shown.headline(projection))
     for arm in projection.arms:
         click.echo()
         print_sentence(arm.name)
-        for row in shown.aligned(arm):
+        for line in shown.warning(arm):
+            print_sentence(f"  {line}", indent=2)
+        for row in shown.aligned(arm, stdout_console().width):
             click.echo(row)
-        for note in shown.notes(arm):
+        for note in shown.explanations(arm):
             print_sentence(f"  {note}", indent=2)
     click.echo()
     for sentence in shown.closing(projection):
@@ -191,6 +200,7 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
         ),
         target_efficiency=values["target_efficiency"],
         target_throughput=values["target_throughput"],
+        extrapolate=values["extrapolate"],
     )
 
 

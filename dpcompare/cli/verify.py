@@ -22,6 +22,7 @@ from dpcompare.cli.output import (
     EXIT_NEGATIVE,
     if_anybody_reads,
     print_json,
+    print_sentence,
     stderr_console,
     stdout_console,
 )
@@ -83,18 +84,21 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
     help="Also run each on the CPU, and compare what the GPUs compute with that.",
 )
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
+@click.option("--full", is_flag=True, help="Print every check, not only those that failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def verify(
     context: click.Context,
     /,
     against: Literal["cpu"] | None,
+    full: bool,
     as_json: bool,
     **values: FieldValue,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array.
 
-    Exit code 3: a check failed, or no two modes could be compared.
+    Prints the checks that failed, and a summary: how many passed, and which was closest to its tolerance. Exit code 3:
+    a check failed, or no two modes could be compared.
 
     \b
     dpcompare verify --quick
@@ -115,7 +119,7 @@ def verify(
         print_json(shown | ({"interrupted": True} if interrupted else {}))
     else:
         with if_anybody_reads():
-            _print_checks(checks, plan.left_out)
+            _print_checks(checks, plan.left_out, full=full)
             if interrupted:
                 click.echo("interrupted: the other checks were not made")
     return EXIT_INTERRUPTED if interrupted else 0 if passed else EXIT_NEGATIVE
@@ -141,7 +145,8 @@ def plan_asked_for(
     Raises:
         RequestError: it cannot be.
     """
-    workload_options.pop("as_json", None)
+    for name in ("as_json", "full"):  # how the command shows it
+        workload_options.pop(name, None)
     asked = values_of(Workload, RunOptions.of(workload_options))
     if like is not None:
         _reject_with_like(context)
@@ -268,13 +273,17 @@ _JSON_FIELDS = (
 )
 
 
-def _print_checks(checks: list[Any], left_out: Sequence[str]) -> None:
-    if checks:
-        _print_table(checks)
-    passed = sum(check.passed for check in checks)
-    click.echo(f"{passed} of {len(checks)} checks passed" if checks else "nothing was compared")
+def _print_checks(checks: Sequence[Check], left_out: Sequence[str], *, full: bool) -> None:
+    from dpcompare.report import verified
+
+    for line in verified.rows(checks, stdout_console().width) if full else verified.failures(checks):
+        print_sentence(line, indent=8)
+    for line in verified.summary(checks):
+        print_sentence(line, indent=4)
     for line in left_out:
-        click.echo(f"not compared: {line}")
+        print_sentence(f"not compared: {line}", indent=2)
+    if checks and not full:
+        click.echo("all checks: the same command with --full, or --json", err=True)
 
 
 def _reject_with_like(context: click.Context) -> None:
@@ -364,26 +373,3 @@ def _numbers(text: str) -> list[int]:
         raise click.BadParameter(
             f"received {text!r}, expected numbers such as 1,2,4", param_hint="--replicas"
         ) from None
-
-
-def _print_table(checks: list[Any]) -> None:
-    from rich.table import Table
-
-    with_floor = any(check.floor is not None for check in checks)
-    figures = ("measured", *(["floor"] if with_floor else []), "tolerance")
-    table = Table()
-    for column in ("check", "workload", "precision", "of", "the pair that differs most", *figures, ""):
-        table.add_column(column, justify="right" if column in figures else "left", overflow="fold")
-    for check in checks:
-        measured = "did not run" if check.measured is None else f"{check.measured:.1e}"
-        floor = "" if check.floor is None else f"{check.floor:.1e}"
-        table.add_row(
-            check.name,
-            check.workload,
-            check.precision,
-            f"{check.modes.count(',') + 1} modes",
-            check.pair,
-            *(measured, *([floor] if with_floor else []), f"{check.tolerance:.1e}"),
-            "pass" if check.passed else "FAIL",
-        )
-    stdout_console().print(table)

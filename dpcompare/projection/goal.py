@@ -31,6 +31,8 @@ class ProjectionRequest:
     overheads: TrainingOverheads = field(default_factory=TrainingOverheads)
     target_efficiency: float | None = None
     target_throughput: float | None = None
+    extrapolate: bool = False
+    """Whether to go beyond MOST_TIMES what was measured, and to show what misses the measurement itself."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -75,6 +77,9 @@ FASTEST_LINK = 1e13
 """Bytes per second: where a faster link does not help, latency or the slowest process is what is left."""
 LARGEST_BATCH_FACTOR = 4096
 MOST_ASKED_FOR = 1_000_000
+MOST_TIMES = 4
+"""The devices that are predicted without `extrapolate`, over those measured: the studies with which the model was
+compared went no further."""
 STRIDE = 1.05
 """The factor by which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a
 smaller one, so the largest not being enough says nothing about the others."""

@@ -13,6 +13,7 @@ from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import (
     MOST_ASKED_FOR,
+    MOST_TIMES,
     ProjectionRequest,
     batch_for_efficiency,
     link_for_efficiency,
@@ -83,6 +84,8 @@ def _on_several_nodes(
 
 def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
     """Why an arm cannot be on anything that was asked for."""
+    if arm.misfit and not request.extrapolate:
+        return f"{arm.misfit}; measure more rounds on a quiet machine, or pass --extrapolate to see it all the same"
     if arm.nodes_without_replica and request.devices_per_node not in (None, 1):
         return f"{arm.config.mode} has one device per node; leave out --devices-per-node"
     return None if _nodes_of(arm, request) else "; ".join(_not_predicted(arm, request))
@@ -178,8 +181,8 @@ def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
         return sorted(set(request.nodes))
     if not arm.config.mode_row.multi_node:
         return [1]
-    least = _least_nodes(arm, request)
-    return [count for power in range(11) if (count := least * 2**power) <= MOST_NODES] or [least]
+    least, most = _least_nodes(arm, request), min(MOST_NODES, _most_nodes(arm, request))
+    return [count for power in range(11) if (count := least * 2**power) <= most] or [least]
 
 
 def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
@@ -188,9 +191,19 @@ def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
     return -(-cluster.num_devices // (request.devices_per_node or cluster.devices_per_node))
 
 
+def _most_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
+    """The largest number of nodes that is predicted."""
+    if not arm.config.mode_row.multi_node:
+        return 1
+    if request.extrapolate:
+        return MOST_ASKED_FOR
+    per_node = request.devices_per_node or arm.config.cluster.devices_per_node
+    return max(_least_nodes(arm, request), MOST_TIMES * arm.config.cluster.num_devices // per_node)
+
+
 def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
     """On which numbers of nodes an arm is predicted; empty: it cannot be on any that was asked for."""
-    most = MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+    most = _most_nodes(arm, request)
     return [count for count in _asked_for(arm, request) if _least_nodes(arm, request) <= count <= most]
 
 
@@ -200,11 +213,18 @@ def _not_predicted(arm: MeasuredArm, request: ProjectionRequest) -> Iterator[str
     several = [] if arm.config.mode_row.multi_node else [count for count in asked if count > 1]
     if several:
         yield f"received {_all_of(several)}, but {arm.config.mode} cannot span nodes: ask for --nodes 1"
+    per_node = pluralize(request.devices_per_node or cluster.devices_per_node, "device")
     if smaller := [count for count in asked if count < _least_nodes(arm, request) and count not in several]:
-        per_node = pluralize(request.devices_per_node or cluster.devices_per_node, "device")
         yield (
             f"received {_all_of(smaller)} x {per_node}, expected at least the {cluster.in_words} on which it was "
             "measured: smaller clusters can be measured instead"
+        )
+
+    most = _most_nodes(arm, request)
+    if larger := [count for count in asked if count > most and count not in several]:
+        yield (
+            f"received {_all_of(larger)} x {per_node}, expected at most {most}, {MOST_TIMES} times what was measured: "
+            "measure more nodes, or pass --extrapolate"
         )
 
 
@@ -298,13 +318,15 @@ def _goals(
             sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
         )
     if (speed := request.target_throughput) is not None:
-        others, most = arm.nodes_without_replica, MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+        others, most = arm.nodes_without_replica, _most_nodes(arm, request)
         least = _least_nodes(arm, request) - others
         needed = nodes_for_throughput(work, interconnect, speed, request.overheads, least=least, most=most)
         needed = needed and needed + others
         goal = f"{speed:,.12g} images per second"
-        not_enough = (
-            "no number of nodes is enough" if most > 1 else "one node is not enough, and this mode cannot use several"
-        )
+        not_enough = "one node is not enough, and this mode cannot use several"
+        if most > 1:
+            not_enough = "no number of nodes is enough"
+        if arm.config.mode_row.multi_node and not request.extrapolate:
+            not_enough = f"{pluralize(most, 'node')} are not enough, and --extrapolate looks further"
         needs = pluralize(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.report.formats import escaped, figure
+from dpcompare.report.text import folded, right_aligned
 from dpcompare.system.terminal_text import pluralize
 
 TITLE = "Predicted, not measured"
@@ -30,28 +32,47 @@ def table(arm: PredictedArm) -> list[list[str]]:
         row = [
             f"{point.nodes:,}{'*' if point.extrapolated else ''}",
             f"{point.devices:,}",
-            f"{point.images_per_second.typical:,.1f}",
-            _between(point.images_per_second, "{:,.1f}"),
+            three_digits(point.images_per_second.typical),
+            _between(point.images_per_second, three_digits),
             f"{point.efficiency.typical:.0%}",
-            _between(point.efficiency, "{:.0%}"),
-            f"{point.step_ms:,.1f}",
-            f"{parts['exchange']:,.1f}",
-            f"{parts['waiting for the slowest']:,.1f}",
+            _between(point.efficiency, "{:.0%}".format),
+            three_digits(point.step_ms),
+            three_digits(parts["exchange"]),
+            three_digits(parts["waiting for the slowest"]),
         ]
-        row += [f"{parts['input']:,.1f}"] if "input ms" in titles else []
+        row += [three_digits(parts["input"])] if "input ms" in titles else []
         row += [f"{point.fraction_training:.0%}"] if "time in steps" in titles else []
         rows.append([*row, *([figure(point.dollars_per_million_images, "{:,.2f}")] if with_price else [])])
     return rows
 
 
-def _between(shown: Range, form: str) -> str:
-    return f"{form.format(shown.low)} to {form.format(shown.high)}"
+def three_digits(value: float) -> str:
+    """`807,000`, `11,200`, `2.93`: no prediction is known to more digits."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    digits = 2 - math.floor(math.log10(abs(float(f"{value:.2e}"))))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def _between(shown: Range, form: Callable[[float], str]) -> str:
+    """Both ends, or one where they do not differ."""
+    return " to ".join(dict.fromkeys((form(shown.low), form(shown.high))))
+
+
+def warning(arm: PredictedArm) -> Iterator[str]:
+    """What stands above the table of an arm: that the model misses what was measured."""
+    if arm.misfit:
+        yield f"{arm.name}: {arm.misfit}."
 
 
 def notes(arm: PredictedArm) -> Iterator[str]:
+    """All that is said of an arm."""
+    yield from warning(arm)
+    yield from explanations(arm)
+
+
+def explanations(arm: PredictedArm) -> Iterator[str]:
     """What stands below the table of an arm: where it stops paying, goals, what was measured and what is assumed."""
-    if arm.misfit:
-        yield f"{arm.name}: {arm.misfit}."
     yield arm.sentence
     yield from (f"{goal.sentence}." for goal in arm.goals)
     measured = f"measured on {pluralize(arm.measured_nodes, 'node')}: {arm.computing_ms:.1f} ms without exchange"
@@ -89,13 +110,10 @@ def _points(projection: Projection) -> Iterator[PredictedPoint]:
         yield from arm.points
 
 
-def aligned(arm: PredictedArm) -> Iterator[str]:
-    """The table for a terminal, a line per row."""
-    rows = table(arm)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join(cells).rstrip()
+def aligned(arm: PredictedArm, width: int) -> Iterator[str]:
+    """The table for a terminal; columns that do not fit stand in further tables below, next to the nodes."""
+    for line in folded([right_aligned(column) for column in zip(*table(arm), strict=True)], width - 2):
+        yield f"  {line}".rstrip()
 
 
 def as_markdown(projection: Projection) -> str:
@@ -103,9 +121,11 @@ def as_markdown(projection: Projection) -> str:
     lines = [f"# {escaped(headline(projection))}"]
     for arm in projection.arms:
         titles, *rows = table(arm)
-        lines += ["", f"## {escaped(arm.name)}", "", "| " + " | ".join(titles) + " |", "|" + "--:|" * len(titles)]
+        above = [f"- {escaped(line)}" for line in warning(arm)]
+        lines += ["", f"## {escaped(arm.name)}", *([""] if above else []), *above]
+        lines += ["", "| " + " | ".join(titles) + " |", "|" + "--:|" * len(titles)]
         lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
-        lines += ["", *(f"- {escaped(note)}" for note in notes(arm))]
+        lines += ["", *(f"- {escaped(line)}" for line in explanations(arm))]
     return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in closing(projection))]) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.experiments.comparison import Comparison, Group, SettingRow
-from dpcompare.report.formats import SHORT_COLUMNS, Column, columns, figure
+from dpcompare.report.formats import SHORT_COLUMNS, columns, figure
 from dpcompare.system.terminal_text import pluralize
 
 NARROWEST = 40
@@ -85,28 +85,41 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
 
 
 def figure_lines(comparison: Comparison, width: int) -> Iterator[str]:
-    """All figures of all arms: as many columns below each other as fit, and the others in further tables below."""
-    first, *others = columns(comparison).items()
-    left = list(others)
+    """All figures of all arms, in as many tables below each other as it takes."""
+    cells = []
+    for name, column in columns(comparison).items():
+        texts = [name, *(column.cell(row) for row in comparison.arms)]
+        cells.append(_left_aligned(texts) if column.is_text else right_aligned(texts))
+    return folded(cells, width)
+
+
+def folded(cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """A table with as many columns as fit, and the others in further tables below, each with the first column again.
+
+    Args:
+        cells: columns of equal length, each with cells of equal width, its title first.
+        width: characters of a line; a table has a second column even where that is too wide.
+    """
+    first, *left = cells
     while left:
-        cells = [_cells(*first, comparison)]
-        while left and (len(cells) == 1 or _width([*cells, _cells(*left[0], comparison)]) <= width):
-            cells.append(_cells(*left.pop(0), comparison))
-        for line in zip(*cells, strict=True):
+        shown = [first, left.pop(0)]
+        while left and len(GAP.join(column[0] for column in [*shown, left[0]])) <= width:
+            shown.append(left.pop(0))
+        for line in zip(*shown, strict=True):
             yield GAP.join(line).rstrip()
         if left:
             yield ""
 
 
-def _cells(name: str, column: Column, comparison: Comparison) -> list[str]:
-    """A column with its title, all as wide as the widest."""
-    texts = [name, *(column.cell(row) for row in comparison.arms)]
+def right_aligned(texts: Sequence[str]) -> list[str]:
+    """All as wide as the widest, as numbers stand in a column."""
     widest = max(map(len, texts))
-    return [text.ljust(widest) if column.is_text else text.rjust(widest) for text in texts]
+    return [text.rjust(widest) for text in texts]
 
 
-def _width(cells: Sequence[Sequence[str]]) -> int:
-    return len(GAP.join(column[0] for column in cells))
+def _left_aligned(texts: Sequence[str]) -> list[str]:
+    widest = max(map(len, texts))
+    return [text.ljust(widest) for text in texts]
 
 
 def _title(group: Group) -> str:

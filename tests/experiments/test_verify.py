@@ -372,6 +372,8 @@ def test_an_interrupted_verify_tells_what_it_has_found(monkeypatch):
     assert [check["name"] for check in told["checks"]] == ["gradient"]
     as_text = invoke(*asked).stdout
     assert "1 of 1 checks passed\n" in as_text
+    assert "gradient" not in as_text
+    assert "  pass  gradient  0.0e+00 of 1.0e-11  a / b\n" in invoke(*asked, "--full").stdout
     assert as_text.endswith("\ninterrupted: the other checks were not made\n")
 
 

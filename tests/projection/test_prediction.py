@@ -1,6 +1,7 @@
 """From a study to predictions: what is read of it, what is refused, and that every format calls figures predicted."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def arm_of(config, seconds=0.30, without=0.24, *, gradients=EXCHANGED, observed=
 
 def predicted(*arms, **request):
     link = request.pop("link", "1gbit")
-    request = {"nodes": (2, 4, 1024), "between": link_between_nodes(link, "10us")} | request
+    request = {"nodes": (2, 4, 1024), "between": link_between_nodes(link, "10us"), "extrapolate": True} | request
     return project(Collection(arms=list(arms), repeats=1), ProjectionRequest(**request))
 
 
@@ -104,6 +105,28 @@ def test_slower_links_and_more_nodes_are_less_efficient():
     assert fast.refitted_step_ms == pytest.approx(300, rel=1e-3)
     assert fast.assumed == ["the spread of its steps is not known, so all processes are taken to be equally fast"]
     assert slow.sentence.startswith("torch ddp 2x1: predicted to be already below 50% efficiency on 2 nodes (")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(807_107.4, "807,000"), (9.996, "10.0"), (0.01234, "0.0123"), (0.0, "0"), (999.6, "1,000"), (107.44, "107")],
+)
+def test_no_figure_has_more_than_three_digits(value, text):
+    assert shown.three_digits(value) == text
+
+
+def test_without_extrapolation_at_most_four_times_the_devices_are_predicted():
+    arm = arm_of(config_of())
+    found = predicted(arm, nodes=(), extrapolate=False, target_throughput=1e6).arms[0]
+    assert [point.nodes for point in found.points] == [2, 4, 8]
+    assert found.goals[0].sentence.endswith("8 nodes are not enough, and --extrapolate looks further")
+    (some,) = predicted(arm, nodes=(4, 16), extrapolate=False).arms
+    assert [point.nodes for point in some.points] == [4]
+    assert some.left_out == [
+        "received 16 nodes x 1 device, expected at most 8, 4 times what was measured: measure more nodes, or pass "
+        "--extrapolate"
+    ]
+    assert [point.nodes for point in predicted(arm, nodes=(4, 16)).arms[0].points] == [4, 16]
 
 
 def test_the_measured_cluster_and_link_give_what_was_measured():
@@ -294,6 +317,11 @@ def test_a_model_far_off_the_measured_step_says_so_everywhere():
     assert far.misfit in shown.as_markdown(document)
     assert f"{far.name}: {far.misfit}." in shown.notes(far)
     assert all(f"Not to be relied on: {far.name}, whose" in plot.explanation for plot in projection_plots(document))
+    above, below = shown.as_markdown(document).split("| nodes |")[:2]
+    assert far.misfit in above
+    assert far.misfit not in below
+    with pytest.raises(RequestError, match=r"measured at 45\.0 ms; measure more rounds .* or pass --extrapolate"):
+        predicted(arm_of(config_of(), 0.045, 0.002, gradients=small), extrapolate=False)
     study = Collection(arms=[arm_of(config_of(), 0.045, 0.002, gradients=small)], repeats=1)
     assert predicted_speed(study, config_of(nodes=4))[1].endswith(far.misfit)
 
@@ -407,9 +435,13 @@ def test_every_format_says_that_its_figures_are_predicted():
     rendered = shown.as_markdown(document)
     assert "Predicted, not measured" in rendered
     assert "no accuracy is claimed" in rendered
-    speed = f"{document.arms[0].points[2].images_per_second.typical:,.1f}"
+    speed = shown.three_digits(document.arms[0].points[2].images_per_second.typical)
+    assert re.fullmatch(r"\d\d,\d00", speed)
     assert speed in rendered
-    assert speed in "\n".join(shown.aligned(document.arms[0]))
+    for width in (80, 200):
+        lines = list(shown.aligned(document.arms[0], width))
+        assert speed in "\n".join(lines)
+        assert max(map(len, lines)) <= width
     written = json.loads(shown.as_json(document))
     assert written["kind"] == "predicted"
     assert written["arms"][0]["points"][2]["extrapolated"] is True
@@ -437,6 +469,9 @@ def saved_study(folder, config=None, *, with_ablation=True, **changes):
 @pytest.mark.seconds
 def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     study = saved_study(tmp_path / "study")
+    refused = invoke("project", study, "--nodes", "16")
+    assert refused.code == 2
+    assert "received 16 nodes x 1 device, expected at most 8, 4 times what was measured" in refused.stderr
     done = invoke("project", study, "--nodes", "2,8", "--link", "25gbit", "--json")
     assert done.code == 0, done.stderr
     assert [point["nodes"] for point in done.json["arms"][0]["points"]] == [2, 8]
@@ -444,7 +479,10 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     told = invoke("project", study, "--devices-per-node", "8", "--intra-link", "nvlink", *losses)
     assert told.code == 0, told.stderr
     assert "predicted images/s" in told.stdout
-    assert "1,024*" in told.stdout
+    # A node of 8 devices is four times the two that were measured.
+    assert re.findall(r"^ +([\d,]+\*?) +[\d,]+ ", told.stdout, re.MULTILINE) == ["1*"]
+    beyond = invoke("project", study, "--extrapolate")
+    assert "1,024*" in beyond.stdout
     files = [tmp_path / name for name in ("page.html", "table.md")]
     done = invoke("project", study, "--html", files[0], "--markdown", files[1], "--plots", tmp_path / "plots")
     assert done.code == 0, done.stderr
