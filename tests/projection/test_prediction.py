@@ -115,7 +115,7 @@ def test_no_figure_has_more_than_three_digits(value, text):
     assert shown.three_digits(value) == text
 
 
-def test_without_extrapolation_at_most_four_times_the_devices_are_predicted():
+def test_at_most_four_times_the_devices_are_predicted():
     arm = arm_of(config_of())
     found = predicted(arm, nodes=(), extrapolate=False, target_throughput=1e6).arms[0]
     assert [point.nodes for point in found.points] == [2, 4, 8]
