@@ -29,7 +29,15 @@ NEVER_ONE = {
     *("chance.num_classes", "FEWEST_STEPS", "LATE_STEPS", "self.part_of_tolerance"),
     *("config.stages", "max(done, needed)", "max(best.rounds, needed)", "self.stages", "len(again)", "self.count"),
     *("num_stages", "len(seconds)", "collection.repeats", "num_runs", "num_classes", "len(split)", "expected.count"),
-    *("VALIDATED_NODES", "ROUNDS_FOR_CLAIM", "ASSUMED_LAYERS", "TIMES_THE_BATCH", "batch", "explanation.rounds"),
+    *(
+        "VALIDATED_NODES",
+        "MOST_TIMES",
+        "ROUNDS_FOR_CLAIM",
+        "ASSUMED_LAYERS",
+        "TIMES_THE_BATCH",
+        "batch",
+        "explanation.rounds",
+    ),
     # No numbers.
     *("framework", "arm.config.mode", "where"),
     *("device_type", "config.cluster.device_type", "optimizer", "group.workload.optimizer"),
