@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
 }
 """Title -> public names."""
 RETURNED = (ClaimRow, ArmRow, Explanation, LossHandle, SavedCheck)
-"""What those return, and nobody makes."""
+"""Classes that those return; users do not construct them."""
 
 
 def api_reference() -> str:

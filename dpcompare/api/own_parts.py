@@ -49,11 +49,15 @@ def own_parts(
         own["initial_state"] = lambda self: None
     elif is_object:  # no other process could build it to find its shapes
         own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
-    for name, part in (("loss", loss), ("optimizer", optimizer)):
+    for name, part, expected in (
+        ("loss", loss, "a function"),
+        (
+            "optimizer",
+            optimizer,
+            "a CustomOptimizer or a function; to use one of dpcompare's own, pass Workload(optimizer=...)",
+        ),
+    ):
         if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
-            expected = "a function"
-            if name == "optimizer":
-                expected = "a CustomOptimizer or a function; one of dpcompare's is a field: Workload(optimizer=...)"
             received = repr(part) if isinstance(part, str) else f"a {type(part).__name__}"
             raise RequestError(f"{name}: received {received}, expected {expected}")
     if optimizer is not None and _num_required(optimizer) >= LEAST_FORMULA_ARGUMENTS:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from dpcompare.report.remarks import MARKS
+
+_RED = ("FAILED", "FAIL", "NOT COMPARABLE", "SUSPICIOUS", "do not rely on this")
+_YELLOW = ("FIRST LOOK", "PARTIAL", *(kind for kind in MARKS if kind not in _RED))
 VERDICTS = {
-    r"\b(FAILED|FAIL|NOT COMPARABLE|SUSPICIOUS|do not rely on this)\b": "bold red",
-    r"\b(FIRST LOOK|PARTIAL|DISTURBED|NOT WARM|STALLED|RECOMPILED|SLOWED DOWN|CLOCK|LATE STEP|OUTLIERS|RUN AGAIN)\b": (
-        "yellow"
-    ),
+    rf"\b({'|'.join(_RED)})\b": "bold red",
+    rf"\b({'|'.join(_YELLOW)})\b": "yellow",
     r"\b([Nn]o difference( in \w+)? shown|too few rounds|too short|Inconclusive)\b": "yellow",
     r"(?<!NOT )\bCOMPARABLE\b|\bpass\b|[\d.]+ times as fast\b": "green",
 }

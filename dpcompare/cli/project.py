@@ -99,7 +99,7 @@ RESTART_SECONDS = 300.0
 @click.option(
     "--extrapolate",
     is_flag=True,
-    help="Go beyond four times what was measured, and show arms of which the model misses the measured step.",
+    help="Go beyond four times what was measured, and show arms whose measured step the model misses.",
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")

@@ -123,7 +123,7 @@ def report(
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and settings."""
-    from dpcompare.cli.remarks import all_remarks, short_remarks
+    from dpcompare.report.remarks import all_remarks, short_remarks
     from dpcompare.report.text import as_text, headline_lines
 
     width = stdout_console().width

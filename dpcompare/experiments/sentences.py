@@ -111,6 +111,8 @@ def _exchange_in_words(row: ArmRow) -> str:
     step = sum(milliseconds for part, milliseconds in row.step_parts_ms.items() if part != "other")
     if row.communication_ms is None or not step:
         return ""
+    if row.communication_ms <= 0:
+        return " No cost of gradient sync was measured: without it a mean step took no less."
     return f" Gradient sync adds {row.communication_ms:.1f} ms to a mean step, which takes {step:.1f} ms."
 
 
@@ -142,7 +144,7 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
         )
     largest = _largest(judged)
     return (
-        f"No difference in speed shown between any two arms that may be compared. The largest: {largest.sentence}"
+        f"No difference in speed shown between any two arms that may be compared. The largest ratio: {largest.sentence}"
         f"{_could_have_shown(largest)}"
     )
 
@@ -152,7 +154,9 @@ def _could_have_shown(claim: ClaimRow) -> str:
     if claim.outcome != "no difference shown" or claim.measured is None or claim.confidence is None:
         return ""
     least = claim.measured.detectable(1 - claim.confidence)
-    return f" {pluralize(claim.rounds, 'such round')} would have shown one of {least:.1%} in four of five studies."
+    return (
+        f" {pluralize(claim.rounds, 'round')} like these would show a difference of {least:.1%} four times out of five."
+    )
 
 
 def time_headline_of(needed: Sequence[TargetRow], claims: Sequence[TimeClaimRow], target: float) -> str:
@@ -178,7 +182,8 @@ def time_headline_of(needed: Sequence[TargetRow], claims: Sequence[TimeClaimRow]
         return f"{_largest(decided).sentence} It is the largest difference in time to accuracy shown in {pairs}."
     if left_out := sum(made.outcome in UNMEASURED for made in judged):
         return (
-            f"No difference in time to accuracy shown; {left_out} of {pluralize(len(judged), 'pair')} are not judged."
+            f"No difference in time to accuracy shown; {left_out} of {pluralize(len(judged), 'pair')} "
+            f"{'is' if left_out == 1 else 'are'} not judged."
         )
     return "No difference in time to accuracy shown between any two arms that may be compared."
 

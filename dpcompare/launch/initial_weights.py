@@ -89,7 +89,7 @@ def matched_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
     for model, layers in {run.workload.model: run.inputs.layers for run in runs}.items():
         for framework, names in layers.items():
             pairs = ", ".join(f"{name} is {neutral}" for name, neutral in names.items())
-            yield f"{model} has other names in {framework}, so its layers are matched by order and shapes: {pairs}"
+            yield f"the layers of {model} have other names in {framework}; matched by order and shape: {pairs}"
 
 
 def _matched(runs: Sequence[PreparedRun]) -> dict[str, dict[str, str]]:

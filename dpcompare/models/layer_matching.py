@@ -140,10 +140,10 @@ def match(
     for number, (first, second) in enumerate(zip_longest(reference, other), start=1):
         if problem := _mismatch(first, second, by_name, frameworks):
             raise RequestError(
-                f"model: the layers of {model!r} have other names in {frameworks[0]} "
-                f"({_listed(reference)}) than in {frameworks[1]} ({_listed(other)}), and their order does not say "
-                f"which correspond: layer {number}: {problem}; expected the same layers in the same order, or the same "
-                "names in both, where CustomModel(layer_names={...}) maps names of torch to those of Keras"
+                f"model: the layers of {model!r} have different names in {frameworks[0]} "
+                f"({_listed(reference)}) and {frameworks[1]} ({_listed(other)}), and their order does not show which "
+                f"ones correspond: layer {number}: {problem}; expected the same layers in the same order, or the same "
+                "names in both; CustomModel(layer_names={...}) maps names in torch to those in Keras"
             )
     return Matching(pairs=tuple(zip(reference, other, strict=True)))
 
@@ -194,15 +194,15 @@ def require_equal(
     pairs = [*matching.pairs, *_without_tensors(of_reference, of_other)]
     lines = [line for pair in pairs for line in _differences(*pair, frameworks)]
     lines += [
-        f"{layer.name} in {framework} drops features at random (rate {layer.settings['rate']:g}), others in each "
-        "framework; leave it out, or give it the rate 0"
+        f"{layer.name} in {framework} drops random features (rate {layer.settings['rate']:g}), different ones in "
+        "each framework; leave it out, or set its rate to 0"
         for layers, framework in zip((of_reference, of_other), frameworks, strict=True)
         for layer in layers
         if layer.settings.get("rate")
     ]
     if lines:
         raise RequestError(
-            f"model: {model!r} is not the same in {' and '.join(frameworks)}; expected no difference, received "
+            f"model: {model!r} computes something else in {' and in '.join(frameworks)}, by "
             f"{pluralize(len(lines), 'difference')}:\n" + "\n".join(f"  {line}" for line in lines)
         )
 
@@ -280,7 +280,7 @@ _SETTINGS = {
         fix=lambda one, two: f"in Keras write BatchNormalization(epsilon={one}), or in torch BatchNorm2d(eps={two})",
     ),
     "momentum": _Setting(
-        begins="of a running statistic is kept",
+        begins="momentum (part kept)",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: (
             f"in Keras write BatchNormalization(momentum={one}), or in torch BatchNorm2d(momentum={1 - float(two):g})"

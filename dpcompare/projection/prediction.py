@@ -85,7 +85,7 @@ def _on_several_nodes(
 def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
     """Why an arm cannot be on anything that was asked for."""
     if arm.misfit and not request.extrapolate:
-        return f"{arm.misfit}; measure more rounds on a quiet machine, or pass --extrapolate to see it all the same"
+        return f"{arm.misfit}; measure more rounds on a quiet machine, or pass --extrapolate to show it anyway"
     if arm.nodes_without_replica and request.devices_per_node not in (None, 1):
         return f"{arm.config.mode} has one device per node; leave out --devices-per-node"
     return None if _nodes_of(arm, request) else "; ".join(_not_predicted(arm, request))
@@ -327,6 +327,6 @@ def _goals(
         if most > 1:
             not_enough = "no number of nodes is enough"
         if arm.config.mode_row.multi_node and not request.extrapolate:
-            not_enough = f"{pluralize(most, 'node')} are not enough, and --extrapolate looks further"
+            not_enough = f"not reached within {pluralize(most, 'node')}; --extrapolate looks further"
         needs = pluralize(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

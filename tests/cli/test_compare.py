@@ -235,7 +235,7 @@ def test_where_no_difference_is_shown_more_rounds_are_proposed(tmp_path):
     assert comparison.claims[0].outcome == "no difference shown"
     assert comparison.headline.startswith(comparison.claims[0].sentence)
     assert re.search(
-        r"\. 8 such rounds would have shown one of [\d.]+% in four of five studies\.$", comparison.headline
+        r"\. 8 rounds like these would show a difference of [\d.]+% four times out of five\.$", comparison.headline
     )
     steps = list(steps_after_study(comparison, folder))
     assert steps[0].startswith(f"more rounds dpcompare compare --resume {folder} --repeats 16   (about ")

@@ -52,7 +52,7 @@ def test_layers_without_tensors_are_no_part_of_the_order():
 def test_the_first_layer_that_does_not_fit_is_named():
     says = refusal(layers(a=CONV, b=DENSE), layers(conv=CONV, dense={"weight": (10, 9), "bias": (10,)}))
     assert "layer 2: 'b' with weight (10, 8), bias (10) in torch, 'dense' with weight (10, 9), bias (10) in" in says
-    assert "(a, b) than in tensorflow (conv, dense)" in says
+    assert "(a, b) and tensorflow (conv, dense)" in says
 
 
 def test_a_layer_more_is_named():
@@ -123,13 +123,13 @@ def test_same_pads_after_the_features_where_the_padding_is_odd():
         (
             {"momentum": 0.9},
             {"momentum": 0.99},
-            "  0 / conv: of a running statistic is kept 0.9 in torch, 0.99 in tensorflow; in Keras write "
+            "  0 / conv: momentum (part kept) 0.9 in torch, 0.99 in tensorflow; in Keras write "
             "BatchNormalization(momentum=0.9), or in torch BatchNorm2d(momentum=0.01)",
         ),
         (window((32, 32), EVEN, 1), window((32, 32), EVEN, 2), "  0 / conv: stride 1 in torch, 2 in tensorflow; in "
             "Keras write strides=1"),
-        ({"rate": 0.5}, {"rate": 0.0}, "  0 in torch drops features at random (rate 0.5), others in each framework; "
-            "leave it out, or give it the rate 0"),
+        ({"rate": 0.5}, {"rate": 0.0}, "  0 in torch drops random features (rate 0.5), different ones in each "
+            "framework; leave it out, or set its rate to 0"),
     ],
 )  # fmt: skip
 def test_what_differs_is_told_with_what_to_write(first, second, line):

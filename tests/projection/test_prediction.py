@@ -119,7 +119,7 @@ def test_at_most_four_times_the_devices_are_predicted():
     arm = arm_of(config_of())
     found = predicted(arm, nodes=(), extrapolate=False, target_throughput=1e6).arms[0]
     assert [point.nodes for point in found.points] == [2, 4, 8]
-    assert found.goals[0].sentence.endswith("8 nodes are not enough, and --extrapolate looks further")
+    assert found.goals[0].sentence.endswith("not reached within 8 nodes; --extrapolate looks further")
     (some,) = predicted(arm, nodes=(4, 16), extrapolate=False).arms
     assert [point.nodes for point in some.points] == [4]
     assert some.left_out == [

@@ -1,4 +1,4 @@
-"""Remarks on runs: a cell per arm and round, with a letter per kind, and all of them in words."""
+"""Remarks on runs: a cell per arm and round with a letter per kind, in words, and in three lines of a short report."""
 
 import re
 from typing import get_args
@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from dpcompare.report.page import as_html
-from dpcompare.report.remarks import MARKS, remarks_of
+from dpcompare.report.remarks import MARKS, MOST_REMARKS, all_remarks, remarks_of, short_remarks
 from dpcompare.results.clock import RunWarning, RunWarningKind
 from tests.support.arms import FAST, SLOW, compared, runs
 
@@ -34,11 +34,11 @@ def test_every_kind_has_a_letter_of_its_own():
 def test_each_remark_stands_at_its_arm_and_round(shown):
     remarks = remarks_of(shown)
     assert remarks.rounds == [1, 2, 3, 4, 5, 6, None]
-    assert [each.kind for each in remarks.at("torch ddp 2x1", 2)] == ["STALLED", "DISTURBED", "RUN AGAIN"]
+    assert [each.kind for each in remarks.at("torch ddp 2x1", 2)] == ["DISTURBED", "STALLED", "RUN AGAIN"]
     assert remarks.at("torch ddp 2x1", 1) == []
     assert [each.kind for each in remarks.at("torch ddp 2x1", None)] == ["OUTLIERS"]
     assert [each.kind for each in remarks.at("tensorflow multiworker 2x1", 3)] == ["FAILED"]
-    assert remarks.kinds == ["FAILED", "STALLED", "DISTURBED", "RUN AGAIN", "OUTLIERS"]
+    assert remarks.kinds == ["FAILED", "DISTURBED", "STALLED", "RUN AGAIN", "OUTLIERS"]
 
 
 @pytest.mark.seconds
@@ -61,3 +61,35 @@ def test_claims_follow_the_figures_and_definitions_are_last(shown):
 @pytest.mark.seconds
 def test_without_remarks_there_is_no_grid():
     assert 'id="remarks"' not in as_html(compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)))
+
+
+KINDS = ("CLOCK", "STALLED", "NOT WARM", "DISTURBED")
+
+
+def remarked(*kinds, times=1):
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    warnings = [
+        RunWarning(kind=kind, sentence=f"round {number}: {'because of others ' * 9}")
+        for kind in kinds
+        for number in range(1, times + 1)
+    ]
+    arms = [arm.model_copy(update={"warnings": warnings}) for arm in shown.arms]
+    return shown.model_copy(update={"arms": arms})
+
+
+def test_one_remark_of_a_kind_is_told_and_several_are_counted():
+    one = remarked("STALLED").model_copy(update={"arms": remarked("STALLED").arms[:1]})
+    assert short_remarks(one, None) == all_remarks(one)
+    (line,) = short_remarks(remarked("STALLED", times=6), None)
+    assert line.startswith("STALLED 12 times, such as torch ddp 2x1: round 1: because of")
+    assert len(all_remarks(remarked("STALLED", times=6))) == 12
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_kinds_beyond_the_third_are_counted(width):
+    lines = short_remarks(remarked(*KINDS, times=3), width)
+    assert [line.split()[0] for line in lines[:-1]] == ["CLOCK", "DISTURBED", "STALLED"]
+    assert len(lines) == MOST_REMARKS + 1
+    assert lines[-1] == "6 more remarks (NOT WARM 6), see --full"
+    assert all(len(line) <= width and line.endswith(" ...") for line in lines[:-1])
+    assert short_remarks(remarked(), width) == []
