@@ -52,7 +52,7 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
         ),
         (
             lambda: dp.backend("torch", optimizer="sgd"),
-            "optimizer: received 'sgd', expected a CustomOptimizer or a function; one of dpcompare's is a field: "
+            "optimizer: received 'sgd', expected a CustomOptimizer or a function; to use one of dpcompare's own, pass "
             "Workload(optimizer=...)",
         ),
         (lambda: dp.backend("tensorflow", "keras-fit", optimizer=print), "which trains with its own"),

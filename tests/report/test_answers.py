@@ -49,7 +49,7 @@ def test_of_several_times_the_largest_difference_is_told():
     none = [made.model_copy(update={"outcome": "no difference shown"}) for made in others]
     assert time_headline_of([], none, 0.7).startswith("No difference in time to accuracy shown between")
     few = [none[0], none[1].model_copy(update={"outcome": "too few rounds"})]
-    assert time_headline_of([], few, 0.7).endswith("1 of 2 pairs are not judged.")
+    assert time_headline_of([], few, 0.7).endswith("1 of 2 pairs is not judged.")
 
 
 def test_rounds_of_one_training_claim_no_time_to_accuracy():
