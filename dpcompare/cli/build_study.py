@@ -163,6 +163,11 @@ class StudyOptions:
     autotune: bool = option(
         is_flag=True, help="First find the fastest settings of arms with --profile native on this machine."
     )
+    html: Path | None = option(
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Write the page of the report after every run; an open one loads itself again.",
+    )
     dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -87,6 +87,7 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
     Raises:
         RequestError: versions or the machine are not those of its last rounds, and that was not accepted.
     """
+    from dpcompare.cli.live_page import LivePage
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.autotune import tuned
     from dpcompare.experiments.resumed import changes_since, refuse
@@ -99,6 +100,7 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
             click.echo(f"accepted, so that arms are NOT COMPARABLE: {change}", err=True)
     else:
         refuse(changes)
+    page = LivePage(out, options.html) if options.html else None
     study = prepared(study)
     with _interruption_reported(out, options), hold(out):
         if options.autotune:
@@ -106,7 +108,7 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
         study = open_study(study, out)
         if options.retry_failed:
             set_failed_aside(study, out)
-        with StudyProgress(study, out) as progress:
+        with page or nullcontext(), StudyProgress(study, out, page.update if page else None) as progress:
             _conduct(study, out, progress, options)
 
 
@@ -135,7 +137,8 @@ def _go_on(out: Path, options: StudyOptions) -> str:
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
     accepted = ("--accept-changed",) if options.accept_changed else ()
-    return hint("compare", "--resume", out, *until, *budget, *accepted)
+    page = ("--html", options.html) if options.html is not None else ()
+    return hint("compare", "--resume", out, *until, *budget, *accepted, *page)
 
 
 def _causes(failed: Sequence[RunResult]) -> str:

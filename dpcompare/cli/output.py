@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from dpcompare.cli.option_values import NumberWithin
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import give_up_stdout, printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+    from dpcompare.report.charts import Plot
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
@@ -143,7 +146,44 @@ def directory_option(flag: str, help_text: str, metavar: str = "DIR") -> Callabl
     return click.option(flag, metavar=metavar, callback=_is_no_file, help=help_text)
 
 
-plots_dir = directory_option("--plots", "Every plot as PNG and SVG.")
+_plots_dir = directory_option("--plots", "Every plot as PDF, SVG and PNG.")
+_plot_width = click.option(
+    "--plot-width",
+    type=NumberWithin(2, 40),
+    metavar="INCHES",
+    help="With --plots: how wide they are, such as 3.3 for a column of a paper.  [default: 6.5]",
+)
+_plot_text = click.option(
+    "--plot-text",
+    type=NumberWithin(4, 40),
+    metavar="POINTS",
+    help="With --plots: the size of their text.  [default: 9]",
+)
+
+
+def plot_options(command: Callback) -> Callback:
+    """The options of files with plots."""
+    return _plots_dir(_plot_width(_plot_text(command)))
+
+
+def write_plots(target: str, plots: list[Plot], width: float | None, text: float | None) -> None:
+    """Write the files of `plot_options`.
+
+    Args:
+        target: their directory.
+        plots: what to draw.
+        width: in inches; None: as usual.
+        text: in points; None: as usual.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    from dpcompare.report.charts import Paper, write_files
+
+    given = {"width_inches": width, "text_points": text}
+    paper = Paper(**{name: value for name, value in given.items() if value is not None})
+    with writable(target):
+        write_files(plots, Path(target), paper)
 
 
 def write(target: str, content: str | bytes) -> None:

@@ -276,7 +276,9 @@ class StudyView:
 class StudyProgress(Watcher):
     """Shows a study on stderr, as a table that lives or as a line per run; use as a context manager."""
 
-    def __init__(self, study: Study, study_dir: Path) -> None:
+    def __init__(self, study: Study, study_dir: Path, after_run: Callable[[], None] | None = None) -> None:
+        """`after_run` is called after each run that has been made."""
+        self._after_run = after_run
         self._console = stderr_console()
         self._live = (
             Live(StudyView(study_dir), console=self._console, transient=True, refresh_per_second=2)
@@ -324,6 +326,8 @@ class StudyProgress(Watcher):
         if result.status == "failed":
             what = f"FAILED: {in_one_line(result.error)}"
         self._finished(f"round {number}: {arm.name}: {what}")
+        if self._after_run:
+            self._after_run()
 
     def run_left_out(self, number: int, arm: Arm, reason: str) -> None:
         self._finished(f"round {number}: {arm.name}: not run again, {reason}")

@@ -10,7 +10,7 @@ import click
 
 from dpcompare.cli import completion
 from dpcompare.cli.option_values import Number, NumberWithin, measured_link
-from dpcompare.cli.output import json_file, plots_dir, print_sentence, stdout_console, writable, write
+from dpcompare.cli.output import json_file, plot_options, print_sentence, stdout_console, write, write_plots
 from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
@@ -104,7 +104,7 @@ RESTART_SECONDS = 300.0
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
 @json_file
-@plots_dir
+@plot_options
 def project(path: Path, **values: FieldValue) -> None:
     """Predict how fast the arms of a study would train on more nodes. All figures are predicted, none is measured.
 
@@ -133,12 +133,9 @@ def project(path: Path, **values: FieldValue) -> None:
     if values["as_json"] is not None:
         write(values["as_json"], shown.as_json(projection))
     if values["plots"] is not None:
-        from dpcompare.report.charts import write_files
         from dpcompare.report.projection_plots import projection_plots
 
-        drawn = projection_plots(projection)
-        with writable(values["plots"]):
-            write_files(drawn, Path(values["plots"]))
+        write_plots(values["plots"], projection_plots(projection), values["plot_width"], values["plot_text"])
     if all(values[name] is None for name in ("html", "markdown", "as_json", "plots")):
         _print(projection)
 

@@ -11,16 +11,18 @@ import click
 
 from dpcompare.cli import completion
 from dpcompare.cli.next_commands import steps_after_report
+from dpcompare.cli.option_values import NumberWithin
 from dpcompare.cli.output import (
     EXIT_NEGATIVE,
     directory_option,
     json_file,
-    plots_dir,
+    plot_options,
     print_lines,
     print_sentence,
     stdout_console,
     writable,
     write,
+    write_plots,
 )
 from dpcompare.system.terminal_text import pluralize
 
@@ -49,8 +51,9 @@ if TYPE_CHECKING:
 @click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
 @click.option("--csv", metavar="FILE", help="A table of all figures, one line per run; - is stdout.")
 @click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
+@click.option("--cite", metavar="FILE", help="For a paper: a paragraph on the methods, and BibTeX; - is stdout.")
 @json_file
-@plots_dir
+@plot_options
 @directory_option("--tensorboard", "Config, losses, seconds and figures of every run, for TensorBoard.")
 @directory_option("--mlflow", "The same in MLflow's database in DIR, or on the server of a URI.", "DIR|URI")
 @directory_option("--wandb", "The same as offline runs of Weights & Biases, for `wandb sync`.")
@@ -61,6 +64,9 @@ if TYPE_CHECKING:
     metavar="CONDITION",
     help='End with exit code 3 where this holds: such as "ratio<0.97", or unstable.',
 )
+@click.option(
+    "--price", type=NumberWithin(0, 1e6), metavar="DOLLARS", help="Price of a device per hour, for columns of cost."
+)
 def report(
     paths: tuple[Path, ...],
     subject: tuple[str, ...],
@@ -68,54 +74,61 @@ def report(
     markdown: str | None,
     csv: str | None,
     parquet: str | None,
+    cite: str | None,
     as_json: str | None,
     plots: str | None,
+    plot_width: float | None,
+    plot_text: float | None,
     tensorboard: str | None,
     mlflow: str | None,
     wandb: str | None,
     full: bool,
     fail_if: tuple[str, ...],
+    price: float | None,
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
-    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
-    or a figure of any arm by its name in JSON, such as accuracy, steady_images_per_second (the column images/s),
-    images_per_second (the column "with stalls") or joules_per_image. It also holds where a figure is missing that
-    should be there. --fail-if unstable holds where a run was not steady, or its clock contradicts that of its launcher.
+    --fail-if compares a figure with a number: efficiency, or a figure of any arm by its name in JSON, such as accuracy,
+    steady_images_per_second (the column images/s), memory_bytes, joules_per_image, seconds_to_target or
+    dollars_per_million_images. ratio is that of any pair of which one is shown to be faster, the arm that stands first
+    in the study over the other; "torch ddp 1x2 / tensorflow mirrored 1x2 < 0.97" is about one pair, either way round.
+    A condition also holds where a figure is missing that should be there. --fail-if unstable holds where a run was not
+    steady, or its clock contradicts that of its launcher.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
-    from dpcompare.report import formats, page, records
+    from dpcompare.experiments.cost import priced
+    from dpcompare.report import citing, conditions, formats, page, records
     from dpcompare.report.trackers import tracked_runs, write_to_mlflow, write_to_tensorboard, write_to_wandb
 
-    conditions = [formats.parse_condition(text) for text in fail_if]
+    asked = [conditions.parse_condition(text) for text in fail_if]
     collection = collect(paths, subject)
     comparison = analyse(collection)
+    if price is not None:
+        comparison = priced(comparison, price)
+    held = [line for condition in asked for line in condition.where_it_holds(comparison)]
     for target, render in (
         (html, page.as_html),
         (markdown, formats.as_markdown),
         (csv, records.as_csv),
         (parquet, records.as_parquet),
         (as_json, formats.as_json),
+        (cite, citing.as_citation),
     ):
         if target is not None:
             write(target, render(comparison))
     if plots is not None:
-        from dpcompare.report.charts import write_files
         from dpcompare.report.plots import make_plots
 
-        drawn = make_plots(comparison)
-        with writable(plots):
-            write_files(drawn, Path(plots))
+        write_plots(plots, make_plots(comparison), plot_width, plot_text)
     for target, track in ((tensorboard, write_to_tensorboard), (mlflow, write_to_mlflow), (wandb, write_to_wandb)):
         if target is not None:
             with writable(target):
                 track(tracked_runs(collection, comparison), target)
-    if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard, mlflow, wandb)):
+    if all(each is None for each in (html, markdown, csv, parquet, as_json, cite, plots, tensorboard, mlflow, wandb)):
         print_comparison(comparison, full=full)
         for line in [] if full else steps_after_report(comparison, paths):
             click.echo(line, err=True)
-    held = [line for condition in conditions for line in condition.where_it_holds(comparison)]
     for line in held:
         click.echo(f"--fail-if: {line}", err=True)
     return EXIT_NEGATIVE if held else 0

@@ -111,6 +111,8 @@ class TargetRow(_Shown):
     seconds: float | None
     """Seconds of training, without evaluations and checkpoints, over the rounds that are timed."""
     joules: float | None
+    dollars: float | None = None
+    """Of its devices for these seconds, where they have a price."""
     sentence: str
     """What the arm needed, or that it is censored."""
 
@@ -183,6 +185,8 @@ class ArmRow(_ArmFigures):
     """Accuracy of the last evaluation; None if the rounds repeat one training."""
     loss_over_seeds: SpreadRow | None
     """The same of the evaluation loss, over the rounds where it is finite."""
+    dollars_per_million_images: float | None = None
+    """Of its devices, at the steady speed, where they have a price."""
     to_target: TargetRow | None
     """None where no accuracy was to be reached."""
     accuracy_curve: list[AccuracyPoint]
@@ -401,6 +405,8 @@ class Comparison(_Shown):
     look_level: float
     """Probability of a false claim that this look at the study may have, all its pairs together."""
     subject: list[str]
+    dollars_per_device_hour: float | None = None
+    """The price that costs are made from."""
     measured: str
     """Model, data, batch, precision and machine, where the arms share them."""
     machines: list[str] = []

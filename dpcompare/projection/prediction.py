@@ -9,6 +9,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.check_row import Differs
 from dpcompare.experiments.collection import Collection
+from dpcompare.experiments.cost import dollars_per_million_images
 from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import (
@@ -253,7 +254,7 @@ def _point(
         step_ms=1000 * step.seconds,
         step_parts_ms=_parts(step),
         dollars_per_million_images=(
-            None if price is None or not speed.typical else devices * price / 3600 / speed.typical * 1e6
+            dollars_per_million_images(price, devices, speed.typical) if price is not None and speed.typical else None
         ),
         extrapolated=not _was_validated(arm, nodes, devices_per_node, request),
     )

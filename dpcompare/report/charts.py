@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +20,11 @@ from dpcompare.system.terminal_text import pluralize
 if TYPE_CHECKING:
     import altair
 
-WIDTH = 380
-"""The width of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it
-elsewhere."""
+COLUMN, PHONE = 992, 380
+"""Pixels, labels included, for which a plot is drawn: the column of the page, and the page on a phone."""
+TEXT_PIXELS = 13
+"""The height of all text."""
+LINE_PIXELS = 14
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#359AD6"]
 SHADES = {
@@ -29,6 +34,8 @@ SHADES = {
 }
 """Framework -> the shades of its hue, one for each of its arms in turn: on white, and on a dark page."""
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
+ARM = "arm:N"
+"""The description of a mark without a value of its own: by it a page knows what to leave out with an arm."""
 INK = "#010203"
 """Stands for the colour of text; the page replaces it by the colour that follows its light and dark themes."""
 
@@ -42,6 +49,20 @@ class Plot:
     explanation: str
     """How to read it."""
     chart: altair.TopLevelMixin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """The place of a plot in a paper."""
+
+    width_inches: float = 6.5
+    """Labels included."""
+    text_points: float = 9.0
+
+    @property
+    def pixels(self) -> int:
+        """The width for which the plot is drawn, so that its text has the size asked for."""
+        return round(self.width_inches * 72 * TEXT_PIXELS / self.text_points)
 
 
 def load_altair() -> ModuleType:
@@ -69,33 +90,52 @@ def _require_address_space() -> None:
         )
 
 
-def as_svg(plot: Plot) -> str:
-    """The plot as an SVG document with INK as its text colour."""
+def as_svg(plot: Plot, width: int) -> str:
+    """The plot as an SVG document of so many pixels, with INK as its text colour."""
     import vl_convert
 
-    return str(vl_convert.vegalite_to_svg(_styled(plot, INK)))
+    return str(vl_convert.vegalite_to_svg(_styled(plot, INK, width)))
 
 
-def write_files(plots: list[Plot], folder: Path) -> None:
-    """NAME.svg and NAME.png of every plot, in dark ink on white."""
+def write_files(plots: list[Plot], folder: Path, paper: Paper) -> None:
+    """NAME.pdf, NAME.svg and NAME.png (300 pixels per inch) of every plot, in dark ink on white."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
     for plot in plots:
-        spec = _styled(plot, "#1b1b1b", background="white")
-        (folder / f"{plot.name}.svg").write_text(vl_convert.vegalite_to_svg(spec))
-        (folder / f"{plot.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+        spec = _styled(plot, "#1b1b1b", paper.pixels, background="white")
+        drawn = vl_convert.vegalite_to_svg(spec)
+        (folder / f"{plot.name}.svg").write_text(_sized(drawn, paper, "pt"))
+        in_points = _sized(drawn, paper, "")  # without a unit: what makes PDF takes a pixel for a point
+        (folder / f"{plot.name}.pdf").write_bytes(vl_convert.svg_to_pdf(in_points))
+        (folder / f"{plot.name}.png").write_bytes(vl_convert.svg_to_png(in_points, ppi=300))
 
 
-def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, Any]:
+def _sized(svg: str, paper: Paper, unit: str) -> str:
+    """The drawing as wide as asked for, in points."""
+    scale = paper.text_points / TEXT_PIXELS
+    return re.sub(
+        r'width="([\d.]+)" height="([\d.]+)"',
+        lambda size: f'width="{float(size[1]) * scale:.1f}{unit}" height="{float(size[2]) * scale:.1f}{unit}"',
+        svg,
+        count=1,
+    )
+
+
+def _styled(plot: Plot, ink: str, width: int, background: str | None = None) -> dict[str, Any]:
     spec: dict[str, Any] = plot.chart.to_dict()
+    spec["width"] = width
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    _fold_names(spec, letters=width // 24)
+    columns = max(width // 300, 1)
     axis = {
         "labelColor": ink, "titleColor": ink, "domainColor": ink, "tickColor": ink, "gridColor": ink,
-        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": 13, "titleFontSize": 13,
-        "titleFontWeight": "normal", "labelLimit": 320, "labelOverlap": True, "tickCount": 6,
+        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": TEXT_PIXELS,
+        "titleFontSize": TEXT_PIXELS, "titleFontWeight": "normal", "labelLimit": 320, "labelOverlap": True,
+        "labelLineHeight": LINE_PIXELS, "tickCount": max(width // 100, 4),
     }  # fmt: skip
     # Text is measured here and drawn by the reader's browser, whose font may be wider.
-    spec["padding"] = {"left": 32, "right": 12, "top": 4, "bottom": 4}
+    spec["padding"] = {"left": width // 24, "right": 12, "top": 4, "bottom": 4}
     spec["config"] = {
         "background": background,
         "view": {"stroke": None},
@@ -103,14 +143,35 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
         "legend": {
             "labelColor": ink,
             "titleColor": ink,
-            "labelFontSize": 13,
-            "labelLimit": 400,
+            "labelFontSize": TEXT_PIXELS,
+            "labelLimit": width // columns - 90,  # a font of the browser may be wider
             "symbolStrokeWidth": 2,
-            "columnPadding": 40,
+            "columnPadding": 30,
+            "columns": columns,
         },
+        "text": {"fontSize": TEXT_PIXELS},
         "font": "sans-serif",
     }
     return spec
+
+
+def _fold_names(spec: dict[str, Any], letters: int) -> None:
+    """Give long names at the y axis several lines, and the rows of a plot the height that these need."""
+    layers = spec.get("layer", [spec])
+    places = {at["field"]: at for layer in layers if (at := layer["encoding"].get("y")) and at["type"] == "nominal"}
+    for field, at in places.items():
+        names = dict.fromkeys(
+            row[field]
+            for layer in layers
+            for row in layer.get("data", spec.get("data", {})).get("values", [])
+            if field in row
+        )
+        # A pair of arms has a line for each at least.
+        folded = {name: [line for part in name.split(" / ") for line in wrap(part, letters)] for name in names}
+        at["axis"] = {"title": None, "labelExpr": f"({json.dumps(folded)})[datum.label]"}
+        if isinstance(spec["height"], dict):
+            lines = max(map(len, folded.values()))
+            spec["height"]["step"] = max(spec["height"]["step"], lines * LINE_PIXELS + 10)
 
 
 def colour_of_arms(alt: ModuleType, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> altair.Color:
@@ -121,7 +182,7 @@ def colour_of_arms(alt: ModuleType, names: list[str], arms: list[ArmRow], *, leg
     places = _places(names, arms)
     shades = _shades(arms)
     colours = [shades.get(name) or COLOURS[places[name] % len(COLOURS)] for name in names]
-    look = alt.Legend(title=None, orient="top", columns=2, direction="horizontal") if legend else None
+    look = alt.Legend(title=None, orient="top", direction="horizontal") if legend else None
     return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
 
 
@@ -185,8 +246,10 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
         x=alt.X(f"{field}:Q", title=axis), color=colour_of_arms(alt, names, arms)
     )
     y = alt.Y("accuracy:Q", scale=alt.Scale(zero=False), title="accuracy on the validation split")
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q")
-    line = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=dash_of_arms(alt, names, arms))
+    band = base.mark_area(opacity=0.2).encode(
+        y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q", description=ARM
+    )
+    line = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=dash_of_arms(alt, names, arms), description=ARM)
     points = base.mark_point(filled=True, opacity=1, size=40).encode(y=y, description=alt.Description("text:N"))
     chart = band + line + points
     targets = {row.to_target.accuracy for row in arms if row.to_target}
@@ -200,7 +263,7 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
         name=f"accuracy-over-{field}",
         title=title,
         explanation=f"The mean of the rounds of each arm, and the band from the lowest to the highest.{explanation}",
-        chart=chart.properties(width=WIDTH, height=260),
+        chart=chart.properties(height=260),
     )
 
 
@@ -260,7 +323,7 @@ def _curves(
         y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
         color=colour_of_arms(alt, names, arms),
     )
-    lines = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms))
+    lines = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms), description=ARM)
     # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
     arm_rows = [[row for row in data if row["arm"] == name] for name in names]
     marks = [
@@ -273,4 +336,4 @@ def _curves(
         .mark_point(filled=True, opacity=0, size=120)
         .encode(x="step:Q", y=f"{field}:Q", description=alt.Description("text:N"))
     )
-    return (lines + values).properties(width=WIDTH, height=260)
+    return (lines + values).properties(height=260)

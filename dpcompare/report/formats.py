@@ -1,21 +1,17 @@
-"""A comparison as Markdown and JSON, and conditions on its figures; every format shows the same digits."""
+"""A comparison as Markdown and JSON; every format shows the same digits."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.figures import Column as FigureColumn
-from dpcompare.experiments.statistics import UNMEASURED
-from dpcompare.results.clock import UNSTABLE
 from dpcompare.system.terminal_text import printable
 
 
@@ -121,6 +117,16 @@ COLUMNS: dict[str, Column] = {
         explanation="energy until then, counted as for J/image",
         is_optional=True,
     ),
+    "to target ($)": Column(
+        cell=lambda row: _to_target(row, "dollars", "{:.2f}"),
+        explanation="price of its devices for the training seconds to the target (--price)",
+        is_optional=True,
+    ),
+    "$ per million images": Column(
+        cell=lambda row: figure(row.dollars_per_million_images, "{:,.2f}"),
+        explanation="price of its devices for the time of a million images, at the steady speed (--price)",
+        is_optional=True,
+    ),
     "efficiency": Column(
         cell=_efficiency,
         explanation="steady speed / (devices x that of `single` of the same framework); over 105% is suspicious",
@@ -148,6 +154,7 @@ SHORT_COLUMNS: dict[str, Column] = {
         cell=lambda row: figure(_gib(row), "{:.1f} GiB"),
         explanation="sum of the peaks of all GPUs, or of the processes' resident memory on the CPU",
     ),
+    "$ per million images": COLUMNS["$ per million images"],
 }
 """What one looks for first, in the order in which a terminal keeps them where there is no room for all."""
 
@@ -229,94 +236,3 @@ def _predictions(predictions: PredictionRows) -> Iterator[str]:
 def escaped(text: str) -> str:
     """Text in which Markdown, GitHub's included, finds nothing to format, no formula and no address to link to."""
     return re.sub(r"(?i)([|<>*_`\\\[\]~$]|(?<=www)\.|:(?=//))", r"\\\1", printable(text))
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition of --fail-if: a figure, a comparison and a number."""
-
-    text: str
-    subject: str
-    holds: Callable[[float], bool]
-
-    def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
-        """A line for every value that meets the condition, or one where there is no value to judge."""
-        values = list(self._values(comparison))
-        if all(value is None for _, value in values) and not self._missing(comparison):
-            yield f"{self.text} cannot be judged: there is no {self.subject} here"
-        for name in self._missing(comparison):
-            yield f"{self.text} cannot be judged for {name}"
-        for name, value in values:
-            if value is not None and self.holds(value):
-                yield f"{self.text} holds for {name}: {value:.4g}"
-
-    def _missing(self, comparison: Comparison) -> list[str]:
-        """What should have a figure and has none: arms that failed or were not run, pairs with too few sound rounds."""
-        failed = [row.name for row in comparison.arms if row.failures or not row.rounds]
-        if self.subject == "efficiency":
-            scalings = [(row.name, row.scaling) for row in comparison.arms if row.scaling]
-            return failed + [f"{name} ({scaling.doubt})" for name, scaling in scalings if scaling.doubt]
-        if self.subject != "ratio":  # a run that ends at its target may have no step after its warm-up
-            return [row.name for row in comparison.arms if row.name in failed or getattr(row, self.subject) is None]
-        return failed + [
-            f"{claim.first} / {claim.second} ({claim.outcome})"
-            for claim in comparison.claims
-            if claim.outcome in UNMEASURED
-        ]
-
-    def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
-        if self.subject == "ratio":
-            for made in comparison.claims:
-                name = f"{made.first} / {made.second}"
-                if made.outcome in ("faster", "slower"):
-                    yield name, made.ratio
-                elif made.outcome == "no difference shown":
-                    yield name, math.nan  # it was judged, and meets nothing: noise would decide
-                else:
-                    yield name, None
-            return
-        for row in comparison.arms:
-            if self.subject == "efficiency":
-                yield row.name, row.scaling.efficiency if row.scaling and not row.scaling.doubt else None
-            else:
-                yield row.name, getattr(row, self.subject)
-
-
-@dataclass(frozen=True)
-class Unstable:
-    """The condition of --fail-if that has no figure: a run was not steady, or its clock is not to be trusted."""
-
-    def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
-        """A line for every such run, and for every arm that has no run."""
-        for row in comparison.arms:
-            if not row.rounds:
-                yield f"unstable cannot be judged for {row.name}"
-            for warning in row.warnings:
-                if warning.kind in UNSTABLE:
-                    yield f"unstable holds for {row.name}: {warning.kind}: {warning.sentence}"
-
-
-_CONDITION_SUBJECTS = ("ratio", "efficiency", *(name for name, row in FIGURES.items() if row.over_rounds))
-
-
-def parse_condition(text: str) -> Condition | Unstable:
-    """`ratio<0.97` or `unstable` as a condition.
-
-    Raises:
-        RequestError: it is not a valid condition.
-    """
-    if text.strip() == "unstable":
-        return Unstable()
-    match = re.fullmatch(r"\s*(\w+)\s*(<|>)\s*([0-9.eE+-]+)\s*", text)
-    try:
-        limit = float(match[3]) if match else float("nan")
-    except ValueError:
-        limit = float("nan")
-    if match is None or match[1] not in _CONDITION_SUBJECTS or limit != limit:
-        raise RequestError(
-            f"--fail-if: received {text!r}, expected FIGURE<NUMBER or FIGURE>NUMBER with FIGURE one of "
-            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97; or unstable."
-            f"{did_you_mean(match[1], _CONDITION_SUBJECTS) if match else ''}"
-        )
-    below = match[2] == "<"
-    return Condition("".join(match.groups()), match[1], lambda value: value < limit if below else value > limit)

@@ -1,5 +1,6 @@
 "use strict";
-// Sorting by a column, the value of a mark under the pointer or by keyboard, and paper. The page is complete without them.
+// Sorting by a column, the value of a mark under the pointer or by keyboard, the run of a point, arms that are left out,
+// and paper. The page is complete without them.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
@@ -30,6 +31,17 @@ const MARK = '[aria-roledescription="point"][aria-label], [aria-roledescription=
 const underPointer = event => show(event.target.closest && event.target.closest(MARK), event.clientX, event.clientY);
 document.addEventListener("pointermove", underPointer);
 document.addEventListener("pointerdown", underPointer);
+// A point of a run leads to its row in the table of runs.
+const runs = new Map([...document.querySelectorAll("tr[data-run]")].map(row => [row.dataset.run, row]));
+const openRun = mark => {
+  const row = mark && runs.get(mark.getAttribute("aria-label"));
+  if (!row) return;
+  runs.forEach(each => each.classList.toggle("current", each === row));
+  row.closest("details").open = true;
+  row.scrollIntoView({ block: "center" });
+  row.focus({ preventScroll: true });
+};
+document.addEventListener("click", event => openRun(event.target.closest && event.target.closest(MARK)));
 // By keyboard every plot is one stop, and the arrow keys go from mark to mark.
 for (const plot of document.querySelectorAll("figure svg")) {
   const marks = [...plot.querySelectorAll(MARK)];
@@ -45,6 +57,7 @@ for (const plot of document.querySelectorAll("figure svg")) {
     show(marks[current], box.left, box.bottom);
   };
   plot.addEventListener("keydown", event => {
+    if (event.key === "Enter") return openRun(marks[current]);
     const last = marks.length - 1;
     const to = { ArrowRight: Math.min(current + 1, last), ArrowDown: Math.min(current + 1, last),
       ArrowLeft: Math.max(current - 1, 0), ArrowUp: Math.max(current - 1, 0), Home: 0, End: last, Escape: -1 }[event.key];
@@ -53,6 +66,38 @@ for (const plot of document.querySelectorAll("figure svg")) {
     go(to);
   });
   plot.addEventListener("blur", () => go(-1));
+}
+// Arms can be left out: their marks, and their rows.
+const rows = [...document.querySelectorAll("tr[data-arm]")];
+const arms = [...new Set(rows.map(row => row.dataset.arm))];
+if (arms.length > 1) {
+  const parts = new Map(arms.map(arm => [arm, []]));
+  const letters = text => text.replace(/\s/g, "");
+  const known = new Map(arms.map(arm => [letters(arm), arm]));
+  const longest = [...arms].sort((a, b) => b.length - a.length);
+  for (const mark of document.querySelectorAll("figure svg [aria-label][role=graphics-symbol]")) {
+    const label = mark.getAttribute("aria-label");
+    const arm = longest.find(each => label.startsWith(each) && ["", ",", ":"].includes(label.slice(each.length)[0] || ""));
+    if (arm !== undefined) parts.get(arm).push(mark);
+  }
+  for (const text of document.querySelectorAll("figure svg text")) { // a folded name has no spaces between its lines
+    const arm = known.get(letters(text.textContent));
+    if (arm !== undefined) parts.get(arm).push(text);
+  }
+  const box = document.createElement("fieldset");
+  box.className = "arms";
+  box.append(Object.assign(document.createElement("legend"), { textContent: "Arms shown" }));
+  for (const arm of arms) {
+    const check = Object.assign(document.createElement("input"), { type: "checkbox", checked: true });
+    check.addEventListener("change", () => {
+      parts.get(arm).forEach(part => part.classList.toggle("off", !check.checked));
+      rows.filter(row => row.dataset.arm === arm).forEach(row => { row.hidden = !check.checked; });
+    });
+    const label = document.createElement("label");
+    label.append(check, " " + arm);
+    box.append(label);
+  }
+  document.querySelector("nav").after(box);
 }
 // On paper nothing can be unfolded.
 const folded = [];

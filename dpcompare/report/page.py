@@ -7,15 +7,16 @@ import hashlib
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison, SettingRow
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
 from dpcompare.report.answers import answers_of
-from dpcompare.report.charts import INK, SHADES, as_svg
+from dpcompare.report.charts import COLUMN, INK, PHONE, SHADES, Plot, as_svg
 from dpcompare.report.formats import columns, figure, short_columns
-from dpcompare.report.plots import PART_COLOURS, make_plots
+from dpcompare.report.plots import PART_COLOURS, make_plots, run_in_words
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.report.remarks import MARKS, remarks_of
 from dpcompare.report.text import arms_by_value, within
@@ -25,35 +26,35 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-ENLARGED = 1.2
-"""How much larger than drawn a plot may be: its text is then as large as the page's."""
+_FOLDER = files("dpcompare.report")
+SECONDS_BETWEEN_LOADS = 10
+"""After which a browser loads the page of a running study again."""
 LARGEST_MATRIX = 20
 """Classes of a confusion matrix that a page can show."""
 MOST_CONFUSED = 15
 """Pairs of classes that a page shows where the matrix is too large for it."""
 
 
-def as_html(comparison: Comparison, projection: Projection | None = None) -> str:
+def as_html(comparison: Comparison, projection: Projection | None = None, *, reloads: bool = False) -> str:
     """The page. Everything that comes from a run is escaped by the template.
 
     Args:
         comparison: what a study shows.
         projection: what is predicted from it, as a section of its own.
+        reloads: whether the study is running, so that a browser loads the page again from time to time.
 
     Raises:
         RequestError: the libraries that draw are not installed.
     """
     drawn = make_plots(comparison)  # first, since it says what to install
     drawn_predictions = projection_plots(projection) if projection else []
-    from jinja2 import Environment
     from markupsafe import Markup
 
-    folder = files("dpcompare.report")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
-    environment.filters["code"] = in_code
-    script = (folder / "page.js").read_text()
-    return environment.from_string((folder / "page.html.j2").read_text()).render(
+    script = (_FOLDER / "page.js").read_text()
+    return _rendered(
+        "page.html.j2",
         comparison=comparison,
+        seconds_between_loads=SECONDS_BETWEEN_LOADS if reloads else None,
         answers=answers_of(comparison),
         columns=columns(comparison),
         short_columns=short_columns(comparison),
@@ -69,14 +70,30 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         largest_matrix=LARGEST_MATRIX,
         most_confused=most_confused,
         parts=[part for part in PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
-        plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn],
+        plots=[(plot, _drawings(plot)) for plot in drawn],
+        run_in_words=run_in_words,
         projection=projection,
         predicted=predicted,
-        predicted_plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn_predictions],
-        style=Markup(_shade_styles() + (folder / "page.css").read_text()),
+        predicted_plots=[(plot, _drawings(plot)) for plot in drawn_predictions],
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def empty_page(study_dir: Path) -> str:
+    """The page of a running study of which no run has ended yet."""
+    return _rendered("empty_page.html.j2", study_dir=str(study_dir), seconds_between_loads=SECONDS_BETWEEN_LOADS)
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """A page from a template of this folder, with what all pages have."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
+    environment.filters["code"] = in_code
+    style = Markup(_shade_styles() + (_FOLDER / "page.css").read_text())
+    return environment.from_string((_FOLDER / template).read_text()).render(style=style, **values)
 
 
 def most_confused(counts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
@@ -129,7 +146,15 @@ def _shade_styles() -> str:
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
-def _inline(svg: str, title: str) -> Markup:
+def _drawings(plot: Plot) -> Markup:
+    """The plot as the column of the page shows it, and as a phone does: the style sheet chooses."""
+    from markupsafe import Markup
+
+    drawn = (("column", COLUMN), ("phone", PHONE))
+    return Markup("\n").join(_inline(as_svg(plot, width), plot.title, where) for where, width in drawn)
+
+
+def _inline(svg: str, title: str, where: str) -> Markup:
     """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
     svg = svg.replace(INK, "currentColor")
     for name, (on_white, _) in _shade_names().items():
@@ -139,6 +164,6 @@ def _inline(svg: str, title: str) -> Markup:
     from markupsafe import Markup
 
     return Markup(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="graphics-document" '
-        f'aria-label="{{}}" style="max-width:{ENLARGED * float(width):.0f}px">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{where}" viewBox="0 0 {width} {height}" '
+        'role="graphics-document" aria-label="{}">'
     ).format(printable(title)) + Markup(svg)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from dpcompare.config.modes import MODES
-from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
+from dpcompare.experiments.comparison import ArmRow, Comparison, Round, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, mean_speed
 from dpcompare.report.charts import (
+    ARM,
     COLOURS,
     INK,
-    WIDTH,
     Plot,
     accuracy_over_seconds,
     accuracy_over_steps,
@@ -20,6 +20,7 @@ from dpcompare.report.charts import (
     loss_differences,
     losses,
 )
+from dpcompare.report.formats import figure
 from dpcompare.system.terminal_text import pluralize
 
 PART_COLOURS = {
@@ -70,9 +71,10 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     if not data:
         return None
     names = [row["arm"] for row in data]
+    room = 1.2 * max(row["label at"] for row in data)  # for the value behind the longest bar
     base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("arm:N", sort=None, title=None))
     bars = base.mark_bar(size=16).encode(
-        x=alt.X("images/s:Q", title=SPEED_AXIS),
+        x=alt.X("images/s:Q", title=SPEED_AXIS, scale=alt.Scale(domain=[0, room], nice=False)),
         color=colour_of_arms(alt, names, arms, legend=False),
         opacity=alt.condition("datum.emulated", alt.value(0.45), alt.value(1)),
         description=alt.Description("text:N"),
@@ -80,10 +82,10 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     intervals = (
         alt.Chart(alt.Data(values=[row for row in data if row["low"] is not None]))
         .mark_rule(strokeWidth=2, color=INK)
-        .encode(y=alt.Y("arm:N", sort=None, title=None), x="low:Q", x2="high:Q")
+        .encode(y=alt.Y("arm:N", sort=None, title=None), x="low:Q", x2="high:Q", description=ARM)
     )
-    values = base.mark_text(align="left", dx=6, fontSize=13, color=INK, aria=False).encode(
-        x="label at:Q", text=alt.Text("images/s:Q", format=",.1f")
+    values = base.mark_text(align="left", dx=6, color=INK).encode(
+        x="label at:Q", text=alt.Text("images/s:Q", format=",.1f"), description=ARM
     )
     return Plot(
         name="speed",
@@ -91,7 +93,7 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         explanation="Images per second of all devices together, as the table has them, fewest devices first. A line "
         "at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
         f"by their ratio within rounds, below.{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
-        chart=(bars + intervals + values).properties(width=WIDTH, height=30 * len(data) + 10),
+        chart=(bars + intervals + values).properties(height=alt.Step(30)),
     )
 
 
@@ -121,8 +123,7 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
             "row": index,
             "round": f"{row.source} {shown.number}",
             "images/s": shown.steady_images_per_second,
-            "text": f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: "
-            f"{shown.steady_images_per_second:.1f} images/s",
+            "text": run_in_words(row, shown),
         }
         for index, row in enumerate(arms)
         for shown in row.rounds_shown
@@ -145,8 +146,16 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="Every round",
         explanation="The speeds that claims are of: a line joins the runs of one round, whose speeds are divided by "
         "each other. The axis is logarithmic: where lines run in parallel, the rounds drift together and their ratio "
-        "is the same; lines that cross are noise.",
-        chart=(lines + points).properties(width=WIDTH, height=36 * len(names) + 20),
+        "is the same; lines that cross are noise. Select a point to see its run in the table of runs.",
+        chart=(lines + points).properties(height=alt.Step(36)),
+    )
+
+
+def run_in_words(row: ArmRow, shown: Round) -> str:
+    """Which run a point is, and its speed."""
+    speed = figure(shown.steady_images_per_second)
+    return f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: {speed} images/s" + (
+        f" ({row.source})" if row.source else ""
     )
 
 
@@ -172,7 +181,7 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         explanation="Right of 1 the first of a pair is faster. A bar is the interval of its sentence; where it "
         "touches 1, no difference is shown. Without a bar there are too few rounds, or most of them were disturbed or "
         "too short.",
-        chart=_intervals(alt, data).properties(width=WIDTH, height=40 * len(data) + 20),
+        chart=_intervals(alt, data).properties(height=alt.Step(40)),
     )
 
 
@@ -182,10 +191,9 @@ def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
     colours = alt.Color(
         "outcome:N",
         scale=alt.Scale(domain=shown, range=[OUTCOME_COLOURS[outcome] for outcome in shown]),
-        legend=alt.Legend(title=None, orient="top", columns=2),
+        legend=alt.Legend(title=None, orient="top", direction="horizontal"),
     )
-    # In two lines: a pair of long names would leave no room for the plot.
-    y = alt.Y("pair:N", sort=None, title=None, axis=alt.Axis(labelExpr="split(datum.label, ' / ')", labelLineHeight=14))
+    y = alt.Y("pair:N", sort=None, title=None)
     line = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeDash=[4, 4]).encode(x="one:Q")
     intervals = (
         alt.Chart(alt.Data(values=[row for row in data if row["low"] is not None]))
@@ -234,7 +242,7 @@ def _beside_ideal(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], num_
             description=alt.Description("text:N"),
         )
     )
-    return (bars + ideal.encode(x="speedup:Q")).properties(width=WIDTH, height=30 * len(data) + 10)
+    return (bars + ideal.encode(x="speedup:Q")).properties(height=alt.Step(30))
 
 
 def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> Any:
@@ -262,7 +270,7 @@ def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> A
             description=alt.Description("text:N"),
         )
     )
-    return (ideal + points).properties(width=WIDTH, height=260)
+    return (ideal + points).properties(height=260)
 
 
 def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
@@ -294,9 +302,9 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
     y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title=SPEED_AXIS)
     base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=colour_of_arms(alt, names, arms))
-    chart = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms)) + base.mark_point(
-        filled=True, opacity=1, size=70
-    ).encode(description=alt.Description("text:N"))
+    chart = base.mark_line(strokeWidth=2).encode(
+        strokeDash=dash_of_arms(alt, names, arms), description=ARM
+    ) + base.mark_point(filled=True, opacity=1, size=70).encode(description=alt.Description("text:N"))
     if on_one_device := _on_one_device(measured):
         values = [{"images/s": row.steady_images_per_second, "arm": row.name} for row in on_one_device]
         line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)
@@ -306,7 +314,7 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="Micro-batches of a pipeline",
         explanation="With one micro-batch one stage works at a time. More overlap the stages, until the micro-batches "
         "are too small to keep a device busy." + (" The level line is one device." if on_one_device else ""),
-        chart=chart.properties(width=WIDTH, height=260),
+        chart=chart.properties(height=260),
     )
 
 
@@ -329,7 +337,7 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     colours = alt.Color(
         "part:N",
         scale=alt.Scale(domain=parts, range=[PART_COLOURS[part] for part in parts]),
-        legend=alt.Legend(title=None, orient="top", columns=2),
+        legend=alt.Legend(title=None, orient="top", direction="horizontal"),
     )
     chart = _bars(alt, data, arms, "ms", "ms per mean step").encode(color=colours, order=alt.Order("order:Q"))
     return Plot(
@@ -346,14 +354,14 @@ def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, 
     """A horizontal bar per arm."""
     return (
         alt.Chart(alt.Data(values=data))
-        .mark_bar()
+        .mark_bar(size=18)
         .encode(
             y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
             x=alt.X(f"{field}:Q", title=title),
             color=colour_of_arms(alt, [row["arm"] for row in data], arms, legend=False),
             description=alt.Description("text:N"),
         )
-        .properties(width=WIDTH, height=32 * len(arms) + 20)
+        .properties(height=alt.Step(32))
     )
 
 

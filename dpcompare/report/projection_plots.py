@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpcompare.projection.document import PredictedPoint, Projection, Range
-from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
+from dpcompare.report.charts import ARM, COLOURS, Plot, load_altair
 from dpcompare.system.terminal_text import joined, pluralize
 
 
@@ -63,19 +63,21 @@ def _over_nodes(alt: Any, projection: Projection, field: str, title: str, *, sca
     colour = alt.Color(
         "arm:N",
         scale=alt.Scale(domain=names, range=[COLOURS[index % len(COLOURS)] for index in range(len(names))]),
-        legend=alt.Legend(title=None, orient="top", columns=1),
+        legend=alt.Legend(title=None, orient="top", direction="horizontal"),
     )
     nodes = sorted({row["nodes"] for row in data})
     x = alt.X("nodes:Q", title="nodes", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=nodes, format="d"))
     domain = alt.Undefined if scale == "log" else [0, 1]
     y_scale = alt.Scale(type=scale, domain=domain)
     base = alt.Chart(alt.Data(values=data)).encode(x=x, color=colour)
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=title, scale=y_scale), y2="high:Q")
-    line = base.mark_line(strokeDash=[6, 3]).encode(y=alt.Y("typical:Q", title=title, scale=y_scale))
+    band = base.mark_area(opacity=0.2).encode(
+        y=alt.Y("low:Q", title=title, scale=y_scale), y2="high:Q", description=ARM
+    )
+    line = base.mark_line(strokeDash=[6, 3]).encode(y=alt.Y("typical:Q", title=title, scale=y_scale), description=ARM)
     points = base.mark_point(filled=True, opacity=1, size=40).encode(
         y=alt.Y("typical:Q", title=title, scale=y_scale), description=alt.Description("text:N")
     )
-    return (band + line + points).properties(width=WIDTH, height=260)
+    return (band + line + points).properties(height=260)
 
 
 def _shown(point: PredictedPoint, field: str) -> Range | None:

@@ -12,7 +12,7 @@ import pytest
 
 from docs.site.tree import TREE, tree
 from dpcompare.cli import cli
-from dpcompare.report.formats import parse_condition
+from dpcompare.report.conditions import parse_condition
 from tests.support.command import dpcompare
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse, widest_interval
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
-from dpcompare.report.formats import as_markdown, parse_condition
+from dpcompare.report.conditions import parse_condition
+from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text, within
 from dpcompare.results.computed import Evaluation

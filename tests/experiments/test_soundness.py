@@ -6,7 +6,8 @@ import pytest
 
 from dpcompare.experiments.soundness import FEWEST_SECONDS, FEWEST_STEPS, doubt_of
 from dpcompare.experiments.statistics import Plan, RatioPair, claims_of, paired_ratio
-from dpcompare.report.formats import as_json, as_markdown, parse_condition
+from dpcompare.report.conditions import parse_condition
+from dpcompare.report.formats import as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text
 from dpcompare.results.clock import ClockCheck, MachineLoad

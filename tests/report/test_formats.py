@@ -8,7 +8,8 @@ import re
 import pytest
 
 from dpcompare.errors import RequestError
-from dpcompare.report.formats import as_json, as_markdown, escaped, parse_condition
+from dpcompare.report.conditions import parse_condition
+from dpcompare.report.formats import as_json, as_markdown, escaped
 from dpcompare.report.records import as_csv
 from tests.support.arms import FAST, SLOW, compared, renamed, runs
 

@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.report.charts import COLOURS, SHADES, write_files
+from dpcompare.report.charts import COLOURS, SHADES, Paper, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
@@ -87,11 +87,18 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
 def test_files_for_papers_have_ink(comparison, tmp_path):
     from PIL import Image
 
-    write_files(make_plots(comparison), tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
+    write_files(make_plots(comparison), tmp_path, Paper(width_inches=3.3, text_points=8))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pdf", ".png", ".svg"}
     for path in tmp_path.glob("*.png"):
-        darkest, lightest = Image.open(path).convert("L").getextrema()
+        image = Image.open(path)
+        darkest, lightest = image.convert("L").getextrema()
         assert (darkest < 100, lightest) == (True, 255), path
+        assert image.width == pytest.approx(3.3 * 300, abs=4)
+    for path in tmp_path.glob("*.svg"):
+        assert float(re.search(r'width="([\d.]+)pt"', path.read_text())[1]) == pytest.approx(3.3 * 72, abs=1)
+    for path in tmp_path.glob("*.pdf"):
+        box = re.search(rb"MediaBox \[0 0 ([\d.]+)", path.read_bytes())
+        assert float(box[1]) == pytest.approx(3.3 * 72, abs=1)
 
 
 @pytest.mark.seconds
@@ -152,8 +159,8 @@ def open_page(browser, file):
 @pytest.mark.process
 def test_every_plot_is_drawn_and_named(open_page):
     page = open_page()
-    assert page.locator("figure svg[role=graphics-document][aria-label]").count() == 8
-    assert page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").count() == 18
+    assert page.locator("figure svg.column[role=graphics-document][aria-label]").count() == 8
+    assert page.locator("#plot-rounds .column [role=graphics-symbol][aria-roledescription=point]").count() == 18
     assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
 
 
@@ -193,22 +200,80 @@ def test_the_contents_lead_to_every_part(open_page):
 @pytest.mark.process
 def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
     page = open_page()
-    page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
+    page.locator("#plot-rounds .column [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
     assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
+
+
+@pytest.mark.process
+def test_a_point_leads_to_its_run(open_page):
+    page = open_page()
+    rows = page.get_by_role("region", name="Every run").last.locator("tr.current")
+    page.locator("#plot-rounds .column [role=graphics-symbol][aria-roledescription=point]").nth(7).click()
+    assert rows.count() == 1
+    assert rows.is_visible()
+    assert rows.inner_text().split("\t")[:2] == ["torch ddp 2x1", "2"]
+    page.locator("#plot-rounds .column").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert rows.inner_text().split("\t")[:2] == ["torch single 1x1", "1"]
+
+
+@pytest.mark.process
+def test_an_arm_can_be_left_out(open_page):
+    page = open_page()
+    marks = page.locator("figure svg.column [role=graphics-symbol]:visible")
+    rows = page.get_by_role("region", name="Main figures").locator("tbody tr:visible")
+    before = marks.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
+    page.get_by_role("checkbox", name="torch ddp 2x1", exact=True).uncheck()
+    left = marks.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
+    # What is said of a pair, or of its interval, stays.
+    assert {label for label in left if label.startswith("torch ddp 2x1")} == {
+        label for label in before if label.startswith("torch ddp 2x1 is ")
+    }
+    assert len([label for label in before if label.startswith("torch single")]) == len(
+        [label for label in left if label.startswith("torch single")]
+    )
+    assert rows.count() == 2
+    page.get_by_role("checkbox", name="torch ddp 2x1", exact=True).check()
+    assert marks.count() == len(before)
+    assert rows.count() == 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "column", "phone"), (390, "phone", "column")])
+def test_plots_fill_the_page_and_stay_legible(open_page, width, shown, hidden):
+    page = open_page(viewport={"width": width, "height": 900})
+    assert page.locator(f"figure svg.{shown}:visible").count() == 8
+    assert page.locator(f"figure svg.{hidden}:visible").count() == 0
+    column = page.locator("main").evaluate("each => each.clientWidth - 32")
+    for svg in page.locator(f"figure svg.{shown}").all():
+        assert svg.bounding_box()["width"] == pytest.approx(column, abs=2)
+        scale = column / float(svg.get_attribute("viewBox").split()[2])
+        assert 13 * scale >= 11.5
+        box = svg.bounding_box()
+        for text in svg.locator("text").all():
+            right = text.bounding_box()["x"] + text.bounding_box()["width"]
+            assert right <= box["x"] + box["width"] + 1, text.text_content()
+
+
+@pytest.mark.seconds
+def test_the_page_of_a_running_study_loads_itself_again(comparison):
+    assert '<meta http-equiv="refresh" content="10">' in as_html(comparison, reloads=True)
+    assert "refresh" not in as_html(comparison)
 
 
 @pytest.mark.process
 def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
     page = open_page()
     # By force: where curves lie over each other, the uppermost answers.
-    page.locator("#plot-losses [role=graphics-symbol][aria-roledescription=point]").nth(4).hover(force=True)
+    page.locator("#plot-losses .column [role=graphics-symbol][aria-roledescription=point]").nth(4).hover(force=True)
     assert re.search(r", step \d+: loss [\d.]+$", page.locator("#tip").inner_text())
 
 
 @pytest.mark.process
 def test_every_value_can_be_reached_by_keyboard(open_page):
     page = open_page()
-    page.locator("#plot-rounds svg").focus()
+    page.locator("#plot-rounds .column").focus()
     tip = page.locator("#tip")
     for key, number in (
         ("ArrowRight", 1),
@@ -293,7 +358,7 @@ def test_shades_of_arms_can_be_told_apart():
 @pytest.mark.seconds
 def test_a_hue_is_of_one_framework_and_follows_the_theme(comparison):
     page = as_html(comparison)
-    speed = page[page.index('<figure id="plot-speed">') :].split("</figure>")[0]
+    speed = page[page.index('<figure id="plot-speed">') :].split("</svg>")[0]
     assert re.findall(r"var\((--[a-z]+-\d)\)", speed) == ["--torch-0", "--torch-1", "--tensorflow-0"]
     assert all(f"{name}: " in page for name in ("--torch-0", "--torch-1", "--tensorflow-0"))
     assert [text for text in ("100.0", "130.0") if f">{text}</text>" not in speed] == []
@@ -341,11 +406,11 @@ def test_without_scripts_every_figure_is_there(open_page):
     assert "130.0" in page.get_by_role("region", name="Main figures").inner_text()
     page.get_by_text("All figures").click()
     assert "1,024" in page.get_by_role("region", name="All figures").inner_text()
-    assert page.locator("figure svg").count() == 8
+    assert page.locator("figure svg:visible").count() == 8
 
 
 def test_the_name_of_a_plot_stays_in_its_attribute():
-    drawn = _inline('<svg width="10.5" height="4"><g/></svg>', HOSTILE)
+    drawn = _inline('<svg width="10.5" height="4"><g/></svg>', HOSTILE, "column")
     assert drawn.startswith("<svg xmlns")
     assert "<script>" not in drawn
     assert "\x1b" not in drawn

@@ -47,7 +47,7 @@ def cells_of_page(page):
 
     found = []
     for table in re.findall("<table.*?</table>", page, re.DOTALL):
-        heads, *rows = map(texts, re.findall("<tr>.*?</tr>", table, re.DOTALL))
+        heads, *rows = map(texts, re.findall(r"<tr\b.*?</tr>", table, re.DOTALL))
         found += [dict(zip(heads, row, strict=True)) for row in rows]
     return found
 

@@ -1,0 +1,70 @@
+"""What a paper says of a study: a paragraph on the methods, the machine and the versions, and how to cite dpcompare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpcompare.experiments.comparison import Comparison
+from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_TO_TRIM
+from dpcompare.system.terminal_text import joined, pluralize
+
+TITLE = "dpcompare: the same model on the same batches in every data-parallel mode of PyTorch and TensorFlow"
+AUTHOR = "The dpcompare developers"
+YEAR = 2026
+
+
+def as_citation(comparison: Comparison) -> str:
+    """The paragraph and a BibTeX entry, as plain text."""
+    bibtex = (
+        "@software{dpcompare,\n"
+        f"  title = {{{{{TITLE}}}}},\n"
+        f"  author = {{{{{AUTHOR}}}}},\n"
+        f"  version = {{{comparison.dpcompare_version}}},\n"
+        f"  year = {{{YEAR}}},\n"
+        "}\n"
+    )
+    return f"{' '.join(_methods(comparison))}\n\n{bibtex}"
+
+
+def _methods(comparison: Comparison) -> Iterator[str]:
+    arms = comparison.arms
+    names = joined([row.name for row in arms])
+    if len(arms) == 1:
+        yield f"{names} was trained with dpcompare {comparison.dpcompare_version} ({comparison.measured})."
+    else:
+        yield (
+            f"{len(arms)} arms were compared with dpcompare {comparison.dpcompare_version}: {names} "
+            f"({comparison.measured}). Within a round all arms start from the same initial weights and train on the "
+            "same batches in the same order, augmentation included, each in processes of its own, one arm after the "
+            f"other{_order(comparison)}; there were {pluralize(comparison.repeats, 'round')}."
+        )
+    yield (
+        "The speed of a run is the steady one: images per second of all replicas, by the slowest process, in the "
+        "median tenth of the measured steps."
+    )
+    if comparison.claims:
+        trimmed = f", without the largest and the smallest sixth from {ROUNDS_TO_TRIM} rounds on"
+        yield (
+            "Two arms are compared by the geometric mean of the ratios of their speeds within rounds"
+            f"{trimmed if comparison.repeats >= ROUNDS_TO_TRIM else ''}; all pairs together claim a difference where "
+            f"there is none with a probability of at most {FALSE_CLAIMS:.0%}."
+        )
+        yield _equality(comparison)
+    if comparison.dollars_per_device_hour is not None:
+        yield f"Costs are at ${comparison.dollars_per_device_hour:g} per device and hour."
+    for machine in comparison.machines:
+        yield f"Machine: {machine}."
+    versions = [row for row in comparison.settings if row.setting == "versions"]
+    for found in dict.fromkeys(value for row in versions for value in row.values):
+        yield f"Versions: {found}."
+
+
+def _order(comparison: Comparison) -> str:
+    return "" if comparison.order_seed is None else f" in an order drawn from seed {comparison.order_seed}"
+
+
+def _equality(comparison: Comparison) -> str:
+    """What the fairness sheet says."""
+    if not comparison.reasons:
+        return f"All arms had the same settings: {comparison.summary}."
+    return f"The arms differ in what must be equal for a comparison of all of them: {joined(comparison.reasons)}."
