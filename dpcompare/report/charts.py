@@ -126,8 +126,8 @@ def _styled(plot: Plot, ink: str, width: int, background: str | None = None) -> 
     spec: dict[str, Any] = plot.chart.to_dict()
     spec["width"] = width
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    _fold_names(spec, letters=width // 24)
-    columns = max(width // 300, 1)
+    _fold_names(spec, letters=width // 30)
+    columns = max(width // 400, 1)
     axis = {
         "labelColor": ink, "titleColor": ink, "domainColor": ink, "tickColor": ink, "gridColor": ink,
         "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": TEXT_PIXELS,
@@ -144,7 +144,7 @@ def _styled(plot: Plot, ink: str, width: int, background: str | None = None) -> 
             "labelColor": ink,
             "titleColor": ink,
             "labelFontSize": TEXT_PIXELS,
-            "labelLimit": width // columns - 90,  # a font of the browser may be wider
+            "labelLimit": 0.6 * width / columns,
             "symbolStrokeWidth": 2,
             "columnPadding": 30,
             "columns": columns,

@@ -274,7 +274,8 @@ def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> A
 
 
 def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
-    return {"arm": name, "devices": scaling.num_devices, "speedup": scaling.speedup, "text": scaling.sentence}
+    text = f"{name}: {scaling.speedup:.2f} times the speed of one device, {scaling.efficiency:.0%} efficient"
+    return {"arm": name, "devices": scaling.num_devices, "speedup": scaling.speedup, "text": text}
 
 
 def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

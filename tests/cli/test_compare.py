@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.cli.live_page import LivePage
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
@@ -83,7 +84,7 @@ def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
 
 @pytest.mark.torch
 @pytest.mark.usefixtures("warm")
-def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
+def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeypatch):
     folder, command, _ = finished
     shutil.copytree(folder, tmp_path / "out")
     run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
@@ -91,10 +92,38 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
     shown = invoke("report", tmp_path / "out")
     assert "PARTIAL (1 of 2 rounds are complete)." in shown.stdout
-    again = invoke(*command, "--out", tmp_path / "out")
+    page, seen = tmp_path / "out" / "page.html", []
+
+    def update_and_look(self, update=LivePage.update):
+        seen.append(page.read_text())
+        update(self)
+        seen.append(page.read_text())
+
+    monkeypatch.setattr(LivePage, "update", update_and_look)
+    again = invoke(*command, "--out", tmp_path / "out", "--html", page)
     assert again.code == 0, again.stderr
+    seen.append(page.read_text())
+    assert ["No run has ended yet" in text for text in seen] == [True, False, False]
+    assert ['http-equiv="refresh"' in text for text in seen] == [True, True, False]
+    assert all("2 rounds of 6" in text for text in seen[1:])
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
     assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("-", "received -, expected a file"),
+        ("nowhere/page.html", "expected a file in a directory that exists"),
+        (".", "expected a file in a directory that exists"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_study(tmp_path, monkeypatch, file, expected):
+    monkeypatch.chdir(tmp_path)
+    refused = invoke("compare", "--arm", "torch:single", *TINY, "--out", "out", "--html", file)
+    assert (refused.code, refused.stdout) == (2, "")
+    assert expected in refused.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.torch

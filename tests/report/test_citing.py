@@ -1,0 +1,44 @@
+"""What a paper is given: the methods of this study, and an entry that agrees with CITATION.cff."""
+
+from pathlib import Path
+
+import yaml
+
+from dpcompare.experiments.cost import priced
+from dpcompare.report.citing import AUTHOR, TITLE, YEAR, as_citation
+from tests.support.arms import FAST, SLOW, compared, runs
+
+CFF = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
+
+
+def test_the_entry_is_that_of_the_repository():
+    assert CFF["title"] == TITLE
+    assert [author["name"] for author in CFF["authors"]] == [AUTHOR]
+    assert CFF["date-released"].year == YEAR
+    entry = as_citation(compared(runs("torch", "ddp", FAST))).split("\n\n")[1]
+    assert entry.startswith("@software{dpcompare,\n")
+    assert f"version = {{{CFF['version']}}}," in entry
+    assert entry.count("{") == entry.count("}")
+
+
+def test_the_paragraph_has_what_a_reader_needs_to_repeat_the_study():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    paragraph = as_citation(priced(shown, 2.5)).split("\n\n")[0]
+    for part in (
+        "2 arms were compared with dpcompare 0.1.0: torch ddp 2x1 and tensorflow multiworker 2x1",
+        shown.measured,
+        "there were 6 rounds.",
+        "with a probability of at most 5%.",
+        "COMPARABLE",
+        "Costs are at $2.5 per device and hour.",
+        "Versions: ",
+    ):
+        assert part in paragraph
+    assert "sixth" not in paragraph  # rounds are trimmed from 12 on
+
+
+def test_arms_that_are_not_alike_are_not_said_to_be():
+    shown = compared(runs("torch", "ddp", FAST), runs("torch", "ddp", SLOW, precision="bfloat16"))
+    paragraph = as_citation(shown)
+    assert "had the same settings" not in paragraph
+    assert f"The arms differ in what must be equal for a comparison of all of them: {shown.reasons[0]}" in paragraph
