@@ -21,6 +21,7 @@ from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.models.libraries import library_of
 from dpcompare.system.terminal_text import hint, pluralize
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def next_steps(context: click.Context, config: RunConfig, result: RunResult, run
 def _counterpart(config: RunConfig) -> tuple[str, str] | None:
     """The usual mode of another framework on the same devices, which is not emulated there."""
     cluster = config.cluster
-    if cluster.shared:  # which is never ranked
+    if cluster.shared or library_of(config.workload.model):  # never ranked, or of one framework
         return None
     found = [
         (framework, name)

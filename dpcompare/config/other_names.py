@@ -19,6 +19,10 @@ OTHER_NAMES: Mapping[str, Mapping[str, str]] = {
 
 NOT_HERE: Mapping[str, Mapping[str, str]] = {
     "optimizer": {"adamw": "adam with a weight decay is AdamW (--weight-decay RATE)"},
+    "model": {
+        name: f"it is not built in; torchvision:{name} trains it in torch alone"
+        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "densenet121", "mobilenet_v2")
+    },
     "precision": dict.fromkeys(("float16", "fp16", "half"), NO_FLOAT16),
 }
 """Option or field -> name of what it cannot be -> why, and what to use."""

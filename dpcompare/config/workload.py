@@ -65,10 +65,13 @@ class Workload(Config):
 
     model_config = ConfigDict(strict=True)
 
-    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = setting(
+    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True)), _named_here("model")] = setting(
         "efficientnet-b2",
         changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
-        option=Option(TRAINING, help=f"One of {', '.join(MODELS)}, or package.module:NAME."),
+        option=Option(
+            TRAINING,
+            help=f"One of {', '.join(MODELS)}; package.module:NAME; or timm:NAME, torchvision:NAME, keras:NAME.",
+        ),
     )
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see
     `dpcompare.models.custom`."""

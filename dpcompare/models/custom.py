@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dpcompare.errors import RequestError
+from dpcompare.models.libraries import Library, library_of
 from dpcompare.system.python_environment import find_object, with_current_directory
 from dpcompare.system.type_names import FrameworkModel
 
@@ -72,11 +73,13 @@ class CustomModel:
 
 
 def custom_model(name: str) -> CustomModel:
-    """The model of a name: a CustomModel, a function of no arguments that returns one, or a factory of one framework.
+    """The model of a name: that of a library, a CustomModel, a function that returns one, or a factory of a framework.
 
     Raises:
         RequestError: there is none.
     """
+    if library := library_of(name):
+        return _of_library(library, name)
     model = find_object(name, "model")
     if not isinstance(model, CustomModel | type) and callable(model) and _arguments(model) == {}:
         try:
@@ -90,6 +93,21 @@ def custom_model(name: str) -> CustomModel:
         raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
     # Whichever framework it is of: the process of any other refuses what it gives.
     return CustomModel(**dict.fromkeys(_PACKAGES, model))  # type: ignore[arg-type]  # fields of those names
+
+
+def _of_library(library: Library, name: str) -> CustomModel:
+    """The model of a library, which only one framework can train."""
+
+    def refused(image_size: int, num_classes: int) -> FrameworkModel:
+        raise RequestError(
+            f"model: {name!r} is a model of {library.framework} alone; expected arms of {library.framework}, or a "
+            "model that is written in each framework: a built-in one, or a CustomModel with a factory for each"
+        )
+
+    def build(image_size: int, num_classes: int) -> FrameworkModel:
+        return library.build(name.partition(":")[2], image_size, num_classes)
+
+    return CustomModel(**dict.fromkeys(_PACKAGES, refused) | {library.framework: build})  # type: ignore[arg-type]
 
 
 def refuse_made(name: str, framework: str, made: object, expected: str) -> RequestError:

@@ -1,0 +1,57 @@
+"""Models of libraries by their names: built in their framework, refused in the others, corrected where misspelt."""
+
+import sys
+
+import pytest
+
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends.custom_model import described_layers
+from dpcompare.cli.next_commands import _counterpart
+from dpcompare.errors import RequestError
+from dpcompare.models.custom import custom_model
+from dpcompare.models.libraries import LIBRARIES
+from tests.support.command import invoke
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("library", "head"), [("torchvision", "fc"), ("timm", "fc")])
+def test_a_model_of_a_library_of_torch_is_taken_by_its_name(library, head):
+    layers = described_layers(f"{library}:resnet18", "torch", sys.executable, 32, 4)
+    assert (layers[0].name, layers[0].tensors) == ("conv1", {"weight": (64, 3, 7, 7)})
+    assert (layers[-1].name, layers[-1].tensors) == (head, {"weight": (4, 512), "bias": (4,)})
+
+
+@pytest.mark.tensorflow
+def test_a_model_of_keras_is_taken_by_its_name():
+    layers = described_layers("keras:MobileNet", "tensorflow", sys.executable, 32, 4)
+    assert layers[0].tensors == {"weight": (32, 3, 3, 3)}
+    assert layers[-1].tensors["bias"] == (4,)
+
+
+@pytest.mark.torch
+def test_a_misspelt_name_is_corrected():
+    with pytest.raises(RequestError, match=r"received 'resnet_18', which is none of the \d+ models of timm .*resnet18"):
+        described_layers("timm:resnet_18", "torch", sys.executable, 32, 4)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_of_a_library_is_of_one_framework(library):
+    others = {"torch", "tensorflow", "jax"} - {LIBRARIES[library].framework}
+    for framework in others:
+        with pytest.raises(RequestError, match=f"is a model of {LIBRARIES[library].framework} alone; expected arms of"):
+            custom_model(f"{library}:any").build(framework, 32, 4)
+
+
+def test_a_run_of_a_library_is_not_followed_by_another_framework():
+    def config(model):
+        cluster = Cluster.partition(1, 1, device="cpu", num_cores=1)
+        return RunConfig(framework="torch", mode="single", workload=Workload(model=model), cluster=cluster)
+
+    assert _counterpart(config("toy-cnn")) is not None
+    assert _counterpart(config("timm:resnet18")) is None
+
+
+def test_the_name_that_people_type_is_answered():
+    refused = invoke("run", "torch:single", "--model", "ResNet50")
+    assert refused.code == 2
+    assert "it is not built in; torchvision:resnet50 trains it in torch alone" in refused.stderr
