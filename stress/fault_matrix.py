@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -145,6 +145,13 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="isolated trials at the same time (more than one needs root), alongside one on the machine as it is",
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        metavar="TIMES",
+        help="the seconds that are allowed, so many times: on a machine that does other work. Not for the docs",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps the trials, and goes on with them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no trial begins after that")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
@@ -178,6 +185,8 @@ class Task:
     isolated: bool
     """Whether it is made with a network, shared memory and mounts of its own, if several are made at the same time."""
     seed: str
+    patience: float
+    """What the seconds that are allowed are multiplied by."""
 
 
 _CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000  # sched.h
@@ -198,7 +207,8 @@ def try_once(task: Task, deadline: float) -> Made | None:
     if time.monotonic() > deadline:
         return None
     print(f"[{task.number}] {task.fault}, {task.framework} {task.mode}", file=sys.stderr, flush=True)
-    return _try(task, ALL_FAULTS[task.fault])
+    fault = ALL_FAULTS[task.fault]
+    return _try(task, replace(fault, within=fault.within * task.patience))
 
 
 def _try(task: Task, fault: Fault) -> Made:
@@ -280,6 +290,7 @@ def tasks_of(arguments: argparse.Namespace, there: set[int]) -> list[Task]:
             and not (ALL_FAULTS[name].alone or ALL_FAULTS[name].on_the_machine)
             and number % 10 != 0,
             seed=f"{arguments.seed} {number}",
+            patience=arguments.patience,
         )
         for number, (name, framework, mode) in enumerate(order, start=1)
         if number not in there
@@ -292,7 +303,7 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     if left_out := [name for name in ALL_FAULTS if not any(ALL_FAULTS[name].applies(*mode) for mode in MODES)]:
         print(f"LEFT OUT, for want of root or programs: {', '.join(left_out)}", file=sys.stderr)
-    asked = {name: getattr(arguments, name) for name in ("trials", "seed", "fault", "mode", "resume_every")}
+    asked = {name: getattr(arguments, name) for name in ("trials", "seed", "fault", "mode", "resume_every", "patience")}
     series = Series(arguments.out, asked)
     tasks = tasks_of(arguments, {each.number for each in series.made})
     deadline = time.monotonic() + arguments.seconds

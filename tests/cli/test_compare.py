@@ -65,7 +65,7 @@ def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
 def test_a_study_whose_table_nobody_reads_is_no_failed_one(finished):
     again = start("compare", "--resume", finished[0])
     again.stdout.close()
-    assert (again.wait(60), "page        " in again.stderr.read()) == (0, True)
+    assert (again.wait(600), "page        " in again.stderr.read()) == (0, True)
     again.stderr.close()
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     while len(list(tmp_path.glob("out/runs/*/*/result.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130, stderr
     assert "PARTIAL (" in stdout
     assert f"interrupted; to continue: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr

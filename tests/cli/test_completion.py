@@ -110,7 +110,7 @@ def test_bash_gets_the_part_of_a_word_that_it_replaces(tmp_path, words, answers)
         f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
         f'_dpcompare_completion {program}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == answers, done.stderr
 
 
@@ -140,7 +140,7 @@ OF_WHOLE_WORDS = [
 def test_fish_gets_whole_words(on_the_path, tmp_path, typed, answers):
     command = f"dpcompare completion fish | source; complete -C 'dpcompare {typed}'"
     environment = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=600)
     assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == answers, done.stderr
 
 
@@ -149,7 +149,7 @@ def test_fish_gets_whole_words(on_the_path, tmp_path, typed, answers):
 def test_fish_shows_an_explanation_to_its_end(on_the_path, tmp_path):
     command = "dpcompare completion fish | source; complete -C 'dpcompare run torch:dd'"
     environment = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout == f"torch:ddp\t{MODES['torch', 'ddp'].summary}\n"
 
 
@@ -165,7 +165,7 @@ def test_zsh_gets_whole_words(on_the_path, typed, answers):
         f"compdef() {{ }}; {shown}; source <(dpcompare completion zsh); "
         f"words=({' '.join(words)}); CURRENT={len(words)}; _dpcompare_completion"
     )
-    done = subprocess.run(["zsh", "-fc", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["zsh", "-fc", command], capture_output=True, text=True, timeout=600)
     assert done.stdout.replace("\t", ":").splitlines() == answers, done.stderr
 
 
@@ -186,7 +186,7 @@ def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answe
     environment = {"COMP_WORDS": f"dpcompare\n{words}", "COMP_CWORD": str(len(words.split()))}
     command = [sys.executable, "-X", "importtime", "-m", "dpcompare"]
     environment |= os.environ | {"_DPCOMPARE_COMPLETE": "bash_complete"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == answers
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in imported

@@ -56,7 +56,7 @@ REFUSED = f"{sys.executable} -m dpcompare run --framework nothing --mode ddp"
 def test_the_exit_code_outlives_the_loss_of_output(lost):
     """Python itself exits with another code where stderr cannot be flushed at its end."""
     command = f"set -o pipefail; {REFUSED} {lost}"
-    assert subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, timeout=60).returncode == 2
+    assert subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, timeout=600).returncode == 2
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

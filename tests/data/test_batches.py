@@ -89,7 +89,7 @@ def test_prefetch_keeps_the_order(num_threads):
 
 
 def test_the_threads_of_prefetch_work_side_by_side():
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=600)
 
     def prepare(item):
         together.wait()  # no thread passes before three are here

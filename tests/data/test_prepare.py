@@ -118,7 +118,7 @@ def preparing(tmp_path):
 @pytest.mark.process
 def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
     preparing.terminate()
-    preparing.communicate(timeout=30)
+    preparing.communicate(timeout=600)
     assert preparing.returncode == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
 
@@ -160,7 +160,7 @@ def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     decoding = [pid for pid in children if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
     os.kill(int(decoding[0]), signal.SIGKILL)
-    _, said = preparing.communicate(timeout=30)
+    _, said = preparing.communicate(timeout=600)
     assert preparing.returncode == 2
     assert "error: a process that decodes images was killed or crashed" in said
     assert "Traceback" not in said

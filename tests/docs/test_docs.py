@@ -29,7 +29,7 @@ def python_blocks():
 def test_python_examples_run(code, tmp_path):
     shutil.copytree(ROOT / "docs" / "examples", tmp_path, dirs_exist_ok=True)
     (tmp_path / "example.py").write_text(code)
-    done = subprocess.run([sys.executable, "example.py"], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "example.py"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

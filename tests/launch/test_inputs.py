@@ -268,7 +268,7 @@ def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch
         "    print(t.inputs(dataset='synthetic-mini', warmup_steps=1).store_sha256, prepared.call_count)"
     )
     commands = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = [command.communicate(timeout=120)[0].split() for command in commands]
+    answers = [command.communicate(timeout=600)[0].split() for command in commands]
     assert [command.returncode for command in commands] == [0] * 3
     assert {answer[0] for answer in answers} == {whole.store_sha256}
     assert sum(int(answer[1]) for answer in answers) == 1

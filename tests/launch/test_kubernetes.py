@@ -130,7 +130,7 @@ def test_the_commands_of_the_pods_make_one_run(tmp_path, mode, kind):
         )
         for index in (1, 0)
     ]
-    said = [pod.communicate(timeout=120)[1] for pod in pods]
+    said = [pod.communicate(timeout=600)[1] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], said
     result = json.loads((tmp_path / "shared" / "runs" / "first-run" / "result.json").read_text())
     assert (result["status"], result["num_nodes"]) == ("completed", 2)

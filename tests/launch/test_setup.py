@@ -177,10 +177,10 @@ def test_ctrl_c_ends_the_installer(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     second = start(*arguments, PATH=f"{programs}:/usr/bin:/bin", DPCOMPARE_ENVIRONMENTS_DIR=str(environments))
-    assert "another `dpcompare setup` works in" in second.communicate(timeout=60)[1]
+    assert "another `dpcompare setup` works in" in second.communicate(timeout=600)[1]
     assert second.returncode == 2
     process.send_signal(signal.SIGINT)
-    assert "interrupted" in process.communicate(timeout=30)[1]
+    assert "interrupted" in process.communicate(timeout=600)[1]
     assert process.returncode == 130
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
     assert json.loads((environments / "tensorflow.json").read_text())["finished"] is False

@@ -80,7 +80,7 @@ def test_a_process_killed_for_want_of_memory_is_told(tmp_path, little_memory):
         env=os.environ | {"PYTHONPATH": str(tmp_path / "fault")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         preexec_fn=lambda: little_memory.write_text(str(os.getpid())),
     )
     assert done.returncode == 1

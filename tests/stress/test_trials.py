@@ -89,11 +89,11 @@ def listen_and_share(listening, looked):
     with socket.create_server(("127.0.0.1", 0)), Path("/dev/shm/dpcompare-test").open("w"):
         assert len(ports_listening()) == len(shared_memory()) == 1
         listening.set()
-        assert looked.wait(60)
+        assert looked.wait(600)
 
 
 def look(listening, looked):
-    assert listening.wait(60)
+    assert listening.wait(600)
     seen = ports_listening() | shared_memory()
     looked.set()
     return seen
@@ -105,8 +105,8 @@ def test_trials_side_by_side_do_not_see_what_others_leave():
         events = manager.Event(), manager.Event()
         with ProcessPoolExecutor(2, get_context("fork"), take_a_machine_of_its_own) as pool:
             left = pool.submit(listen_and_share, *events)
-            assert pool.submit(look, *events).result(timeout=90) == set()
-            left.result(timeout=90)
+            assert pool.submit(look, *events).result(timeout=600) == set()
+            left.result(timeout=600)
     assert not Path("/dev/shm/dpcompare-test").exists()
 
 
@@ -137,9 +137,9 @@ def test_what_a_run_has_left_is_described(tmp_path):
 @pytest.mark.root
 def test_trials_are_kept_and_not_made_again(tmp_path):
     command = [sys.executable, "-m", "stress.fault_matrix", "--fault", "SIGINT", "--mode", "torch:ddp"]
-    command += ["--trials", "2", "--jobs", "2", "--out", str(tmp_path)]
+    command += ["--trials", "2", "--jobs", "2", "--patience", "20", "--out", str(tmp_path)]
     for _ in range(2):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "2 of 2 trials, 0 failed" in done.stdout
     assert "[1]" not in done.stderr

@@ -58,7 +58,7 @@ def dpcompare(*arguments: str, **environment: str) -> Finished:
         stdout, stderr = process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
         process.terminate()  # it ends what it has started
-        print(*process.communicate(timeout=60), sep="\n")
+        print(*process.communicate(timeout=600), sep="\n")
         raise
     return Finished(process.returncode, stdout, stderr)
 

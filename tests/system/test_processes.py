@@ -30,7 +30,7 @@ def test_it_is_bound_to_the_thread_that_started_the_process():
     thread = threading.Thread(target=lambda: started.append(sleeper()))
     thread.start()
     thread.join()
-    assert started[0].wait(10) == -signal.SIGKILL
+    assert started[0].wait(600) == -signal.SIGKILL
 
 
 @pytest.mark.process
