@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 2
 
 .PHONY: compare install check test test-lowest site
 
-compare: install ## the main job: all six modes trained here and compared, and a page of it
+compare: install ## the main job: the usual modes trained here and compared, and a page of it
 	$(BIN)/dpcompare setup
 	$(BIN)/dpcompare compare --out studies/modes
 	$(BIN)/dpcompare report studies/modes --html studies/modes/report.html

@@ -16,7 +16,7 @@ from dpcompare.cli import completion
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_table import option
-from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
+from dpcompare.cli.option_values import Percentage, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.errors import RequestError
@@ -128,9 +128,9 @@ class StudyOptions:
         help="Give each round its own seed, shared by all arms, so that their accuracies can be compared.",
     )
     margin: float | None = option(
-        type=Number(),
+        type=Percentage(of_points=True),
         metavar="POINTS",
-        help="With --vary-seed: treat accuracies within this many percentage points as equal.  [default: 1]",
+        help="With --vary-seed: treat accuracies within this many points as equal, such as 2%.  [default: 1%]",
     )
     ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
@@ -305,7 +305,9 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
     requests = [arm_request(text, run_options) for text in texts]
     pythons = interpreters(run_options.python)
-    arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons, options.devices)
+    arms, refusals = expand_arms(
+        requests, options.nodes, options.devices_per_node, pythons, options.devices, emulated=bool(options.arm)
+    )
     reasons = reasons_of(refusals)
     # Of all modes, taken by default, those may be left out that this machine or topology does not have.
     is_refused = any(refusal.is_wrong or options.arm for refusal in refusals)

@@ -9,23 +9,35 @@ import click
 
 from dpcompare.errors import did_you_mean
 
-COMMANDS = {
-    "setup": "Install the frameworks that are not usable yet.",
-    "run": "Train a model with one mode of one framework.",
-    "compare": "Train the arms of a study round by round, and compare them.",
-    "explain": "Measure what bounds a run, and what would help.",
-    "plan": "Print the node processes of a run, and start nothing.",
-    "node": "Take part in a run that another machine has planned.",
-    "modes": "List every mode and whether it is usable here.",
-    "data": "Prepare datasets.",
-    "report": "Show studies and runs: claims, figures, the fairness sheet.",
-    "project": "Predict how fast a study would train on more nodes.",
-    "watch": "Follow a study that another process runs.",
-    "verify": "Check on this machine that the modes compute the same.",
-    "doctor": "Check this machine, every framework and the usual modes.",
-    "completion": "Print the script with which a shell completes commands.",
+TASKS = {
+    "Compare": {
+        "compare": "Train the arms of a study round by round, and compare them.",
+        "report": "Show studies and runs: claims, figures, the fairness sheet.",
+        "watch": "Follow a study that another process runs.",
+    },
+    "Understand": {
+        "explain": "Measure what bounds a run, and what would help.",
+        "project": "Predict how fast a study would train on more nodes.",
+    },
+    "Trust": {
+        "verify": "Check on this machine that the modes compute the same.",
+        "doctor": "Check this machine, every framework and the usual modes.",
+    },
+    "Train": {
+        "run": "Train a model with one mode of one framework.",
+        "modes": "List every mode and whether it is usable here.",
+        "plan": "Print the node processes of a run, and start nothing.",
+        "node": "Take part in a run that another machine has planned.",
+    },
+    "Set up": {
+        "setup": "Install the frameworks that are not usable yet.",
+        "data": "Prepare datasets.",
+        "completion": "Print the script with which a shell completes commands.",
+    },
 }
-"""Name -> what `dpcompare --help` says of it. The command is the function of that name in dpcompare.cli.NAME."""
+"""What one wants -> its commands, each with what `dpcompare --help` says of it."""
+COMMANDS = {name: said for commands in TASKS.values() for name, said in commands.items()}
+"""Name -> what is said of it. The command is the function of that name in dpcompare.cli.NAME."""
 
 
 class LazyGroup(click.Group):
@@ -56,6 +68,7 @@ class LazyGroup(click.Group):
         return {name: self.commands[name] for name in names}
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands into the help."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(context)])
+        """Write the commands into the help, by task."""
+        for task, commands in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl(list(commands.items()))

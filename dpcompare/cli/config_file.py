@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.option_values import WarmupSteps
+from dpcompare.cli.option_values import Percentage, WarmupSteps
 from dpcompare.errors import RequestError, closest
 from dpcompare.system.type_names import FieldValue
 
@@ -115,6 +115,7 @@ def _type_problem(option: click.Option, value: Any, context: click.Context) -> s
         "float": ((int, float), "a number"),
         "boolean": ((bool,), "true or false"),
         WarmupSteps.name: ((int, str), "a number of steps or auto"),
+        Percentage.name: ((int, float, str), 'a number, or a percentage such as "90%"'),
     }
     if isinstance(option.type, Numbers):
         kinds["numbers"] = ((int, str, list), "a number, or a list of them")

@@ -28,6 +28,23 @@ class Number(click.types.FloatParamType):
         return number
 
 
+class Percentage(Number):
+    """A number that may be a percentage: `95%` is 0.95, as a fraction, or 95 where points are asked for."""
+
+    name = "percentage"
+
+    def __init__(self, *, of_points: bool = False) -> None:
+        """`of_points`: whether a number without a sign is in points, not a fraction."""
+        self._unit = 1.0 if of_points else 0.01
+
+    def convert(self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """The number in its unit."""
+        text = value.strip() if isinstance(value, str) else ""
+        if not text.endswith("%"):
+            return super().convert(value, parameter, context)
+        return super().convert(text.removesuffix("%").strip(), parameter, context) * self._unit
+
+
 class NumberWithin(click.FloatRange):
     """A number within a range; neither infinite nor NaN, which no range excludes."""
 

@@ -14,7 +14,15 @@ from click.core import ParameterSource
 from dpcompare.cli import completion
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import Command, Typed, add_options, is_list, option, rows_of, rows_of_fields
-from dpcompare.cli.option_values import Names, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.cli.option_values import (
+    Names,
+    Percentage,
+    WarmupSteps,
+    listed,
+    parse_augmentations,
+    parse_steps,
+    parse_tuning,
+)
 from dpcompare.config.cluster import DeviceChoice
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.frameworks import FRAMEWORKS
@@ -133,6 +141,7 @@ TYPED: Mapping[str, Typed] = {
     "dataset": Typed(settings={"shell_complete": completion.datasets}),
     "engine": Typed(settings={"shell_complete": completion.engines}),
     "warmup_steps": Typed(settings={"type": WarmupSteps()}),
+    "target_accuracy": Typed(settings={"type": Percentage()}),
     "augment": Typed(settings={"multiple": False}, parse=parse_augmentations),
     "hosts": Typed(settings={"multiple": False}, parse=listed),
     "profile_steps": Typed(settings={"multiple": False}, parse=parse_steps),

@@ -62,7 +62,7 @@ def _fraction(received: float | None) -> float | None:
     if received is not None and not 0 < received <= 1:
         raise ValueError(
             f"target_accuracy: received {received:g}, expected a fraction of the validation samples, above 0 and at "
-            "most 1, such as 0.9"
+            "most 1, such as 0.9 (on the command line also 90%)"
         )
     return received
 
@@ -189,10 +189,10 @@ class RunFields(Config):
         changes=Changes.NOTHING,
         option=Option(
             EVALUATION,
-            metavar="FRACTION",
+            metavar="PERCENT",
             resumable=True,
             scope="study",
-            help="Target validation accuracy, such as 0.9; reports the training time, steps and energy until an "
+            help="Target validation accuracy, such as 90%; reports the training time, steps and energy until an "
             "evaluation first reaches it.",
         ),
     )

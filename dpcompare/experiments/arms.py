@@ -69,6 +69,8 @@ def expand_arms(
     devices_per_node: Sequence[int] | None,
     pythons: Mapping[str, str],
     devices: int | None = None,
+    *,
+    emulated: bool = True,
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The arms that can run here, each on all of its topologies, and the refusals of the others.
 
@@ -80,6 +82,7 @@ def expand_arms(
         devices_per_node: numbers of devices per node to try with each.
         pythons: framework -> interpreter, where it is not this one.
         devices: of each arm in all, in the place of devices per node.
+        emulated: whether modes are taken that can only be emulated here; their speed is never ranked.
 
     Raises:
         RequestError: two arms have the same name, or the devices do not divide among the nodes.
@@ -102,6 +105,10 @@ def expand_arms(
                 arm = _arm(request, *topology)
             except RequestError as error:
                 refusals.append(_refusal(request, topology, error))
+                continue
+            if arm.config.emulated and not emulated:
+                reason = f"it is emulated here, so that its speed says nothing; --arm {request.text} takes it"
+                refusals.append(Refusal(arm=request.text, reason=reason, is_wrong=False))
                 continue
             if arm.name in found:
                 raise RequestError(

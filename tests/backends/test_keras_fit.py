@@ -34,7 +34,7 @@ def test_the_loop_may_use_the_devices_between_steps(tmp_path):
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=50, warmup_steps=0,
         batchnorm_recompute=1,
     )  # fmt: skip
-    result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=30)
+    result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=300)
     assert len(result.train_loss) == 50
 
 
@@ -71,6 +71,6 @@ def test_keras_gets_batches_on_its_device_and_may_not_end_a_fit(tmp_path, monkey
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=8, warmup_steps=0
     )
     with pytest.raises(RunFailedError, match="Keras ended its fit by itself"):
-        trained("keras-fit", tmp_path / "run", workload, progress_timeout=30)
+        trained("keras-fit", tmp_path / "run", workload, progress_timeout=300)
     on_devices = [["EagerTensor", f"/job:localhost/replica:0/task:0/device:CPU:{index}"] for index in range(2)]
     assert json.loads((tmp_path / "given.json").read_text()) == [on_devices] * 3  # images, labels, weights
