@@ -96,8 +96,9 @@ def test_what_workers_still_have_to_do_counts(tmp_path):
     elapsed = last_loss.time - ready.time
     checkpoints = [event for event in events if isinstance(event, CheckpointSaved) and event.time < last_loss.time]
     expected = elapsed - sum(event.seconds for event in checkpoints)
-    # Nor is what looks at the first step's batch a part of one; of steps that were not waited for little would be left.
-    assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.25)
+    # What looks at the first step's batch is no part of one either, and takes longer on a busy machine; of steps that
+    # were not waited for little would be left.
+    assert expected / 2 < 4 * 256 / done.json["images_per_second"] < 1.05 * expected
 
 
 @pytest.mark.tensorflow
