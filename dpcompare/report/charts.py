@@ -204,8 +204,8 @@ def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:
     return {name: among.get(name, index) for index, name in enumerate(names)}
 
 
-LARGEST_NUMBER_OF_VALUES = 45
-"""The most values of a curve that can be pointed at."""
+MOST_VALUES_OF_CURVE, MOST_VALUES = 45, 900
+"""The most values that can be pointed at, of a curve and of all curves of a plot: a page of many arms stays small."""
 
 
 def accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
@@ -324,12 +324,13 @@ def _curves(
         color=colour_of_arms(alt, names, arms),
     )
     lines = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms), description=ARM)
-    # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
+    # What a reader can point at: unseen marks on the curve.
     arm_rows = [[row for row in data if row["arm"] == name] for name in names]
+    most = min(MOST_VALUES_OF_CURVE, max(MOST_VALUES // len(names), 2))
     marks = [
         row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
         for rows in arm_rows
-        for row in rows[:: -(-len(rows) // LARGEST_NUMBER_OF_VALUES) or 1]
+        for row in rows[:: -(-len(rows) // most) or 1]
     ]
     values = (
         alt.Chart(alt.Data(values=marks))

@@ -110,6 +110,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeyp
     assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("file", "expected"),
     [

@@ -51,6 +51,7 @@ def test_a_run_of_a_library_is_not_followed_by_another_framework():
     assert _counterpart(config("timm:resnet18")) is None
 
 
+@pytest.mark.torch
 def test_the_name_that_people_type_is_answered():
     refused = invoke("run", "torch:single", "--model", "ResNet50")
     assert refused.code == 2

@@ -1,23 +1,22 @@
 """What a paper is given: the methods of this study, and an entry that agrees with CITATION.cff."""
 
+import re
 from pathlib import Path
-
-import yaml
 
 from dpcompare.experiments.cost import priced
 from dpcompare.report.citing import AUTHOR, TITLE, YEAR, as_citation
 from tests.support.arms import FAST, SLOW, compared, runs
 
-CFF = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
+CFF = (Path(__file__).parents[2] / "CITATION.cff").read_text()
 
 
 def test_the_entry_is_that_of_the_repository():
-    assert CFF["title"] == TITLE
-    assert [author["name"] for author in CFF["authors"]] == [AUTHOR]
-    assert CFF["date-released"].year == YEAR
+    assert f'title: "{TITLE}"\n' in CFF
+    assert re.findall("name: (.*)", CFF) == [AUTHOR]
+    assert f"date-released: {YEAR}-" in CFF
     entry = as_citation(compared(runs("torch", "ddp", FAST))).split("\n\n")[1]
     assert entry.startswith("@software{dpcompare,\n")
-    assert f"version = {{{CFF['version']}}}," in entry
+    assert f"version = {{{re.search('^version: (.*)', CFF, re.MULTILINE)[1]}}}," in entry
     assert entry.count("{") == entry.count("}")
 
 

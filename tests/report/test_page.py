@@ -409,6 +409,13 @@ def test_without_scripts_every_figure_is_there(open_page):
     assert page.locator("figure svg:visible").count() == 8
 
 
+def test_places_are_in_hundredths_and_figures_are_not():
+    drawn = _inline(
+        '<svg width="9" height="4"><path aria-label="1.2345" d="M1.2345,6.7" x2="0.999"/></svg>', "", "column"
+    )
+    assert '<path aria-label="1.2345" d="M1.23,6.7" x2="0.99"/>' in drawn
+
+
 def test_the_name_of_a_plot_stays_in_its_attribute():
     drawn = _inline('<svg width="10.5" height="4"><g/></svg>', HOSTILE, "column")
     assert drawn.startswith("<svg xmlns")
