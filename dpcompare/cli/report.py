@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 @click.option("--csv", metavar="FILE", help="A table of all figures, one line per run; - is stdout.")
 @click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
 @click.option("--cite", metavar="FILE", help="For a paper: a paragraph on the methods, and BibTeX; - is stdout.")
+@click.option("--junit", metavar="FILE", help="Arms and conditions as tests, for CI systems; - is stdout.")
 @json_file
 @plot_options
 @directory_option("--tensorboard", "Config, losses, seconds and figures of every run, for TensorBoard.")
@@ -75,6 +78,7 @@ def report(
     csv: str | None,
     parquet: str | None,
     cite: str | None,
+    junit: str | None,
     as_json: str | None,
     plots: str | None,
     plot_width: float | None,
@@ -99,6 +103,7 @@ def report(
     from dpcompare.experiments.collection import collect
     from dpcompare.experiments.cost import priced
     from dpcompare.report import citing, conditions, formats, page, records
+    from dpcompare.report.junit import as_junit
     from dpcompare.report.trackers import tracked_runs, write_to_mlflow, write_to_tensorboard, write_to_wandb
 
     asked = [conditions.parse_condition(text) for text in fail_if]
@@ -106,7 +111,7 @@ def report(
     comparison = analyse(collection)
     if price is not None:
         comparison = priced(comparison, price)
-    held = [line for condition in asked for line in condition.where_it_holds(comparison)]
+    judged = {condition.text: list(condition.where_it_holds(comparison)) for condition in asked}
     for target, render in (
         (html, page.as_html),
         (markdown, formats.as_markdown),
@@ -114,6 +119,7 @@ def report(
         (parquet, records.as_parquet),
         (as_json, formats.as_json),
         (cite, citing.as_citation),
+        (junit, partial(as_junit, conditions=judged)),
     ):
         if target is not None:
             write(target, render(comparison))
@@ -125,13 +131,14 @@ def report(
         if target is not None:
             with writable(target):
                 track(tracked_runs(collection, comparison), target)
-    if all(each is None for each in (html, markdown, csv, parquet, as_json, cite, plots, tensorboard, mlflow, wandb)):
+    files = (html, markdown, csv, parquet, as_json, cite, junit, plots, tensorboard, mlflow, wandb)
+    if all(file is None for file in files):
         print_comparison(comparison, full=full)
         for line in [] if full else steps_after_report(comparison, paths):
             click.echo(line, err=True)
-    for line in held:
+    for line in chain.from_iterable(judged.values()):
         click.echo(f"--fail-if: {line}", err=True)
-    return EXIT_NEGATIVE if held else 0
+    return EXIT_NEGATIVE if any(judged.values()) else 0
 
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:

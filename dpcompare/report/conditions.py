@@ -120,6 +120,8 @@ def _ratio_of(claim: ClaimRow) -> Value:
 class Unstable:
     """The condition that has no figure: a run was not steady, or its clock is not to be trusted."""
 
+    text: str = "unstable"
+
     def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
         """A line for every such run, and for every arm that has no run."""
         for row in comparison.arms:

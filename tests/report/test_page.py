@@ -379,6 +379,16 @@ def test_a_table_says_where_the_time_goes(open_page):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_keeps_the_rules_of_axe(open_page, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the dev extra")
+    page = open_page(color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    broken = axe.Axe().run(page).response["violations"]
+    assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in broken] == []
+
+
+@pytest.mark.process
 def test_dark_mode_has_light_ink_on_dark_paper(open_page):
     colours = {}
     for scheme in ("light", "dark"):
