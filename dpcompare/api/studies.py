@@ -226,7 +226,7 @@ def compare(
 
     Args:
         arms: such as `"torch:ddp"`, `"torch:ddp,precision=bfloat16"` or `Arm("torch:ddp", precision="bfloat16")`;
-            default: every mode that is usable here.
+            default: every usual mode that is not emulated here.
         workload: what all of them train; default: `Workload()`.
         rounds: how often each arm is trained; a claim needs 6.
         nodes: numbers of nodes to simulate; every arm runs on each topology that it can have.

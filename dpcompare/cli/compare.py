@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
-    Arms may be given with or without --arm. Without any: every mode that is usable here, with 2 replicas, and each
-    framework's `single`. With --nodes, --devices-per-node or --devices every arm runs on every topology that it can
-    have; 2x4 in its name is 2 nodes of 4 devices. An arm may change any option of a run, nodes and devices included,
-    several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
-    same command with the same --out.
+    Arms may be given with or without --arm. Without any: every usual mode that is not emulated here, with 2 replicas,
+    and each framework's `single`. With --nodes, --devices-per-node or --devices every arm runs on every topology that
+    it can have; 2x4 in its name is 2 nodes of 4 devices. An arm may change any option of a run, nodes and devices
+    included, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their
+    names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted,
+    and so does the same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
@@ -219,13 +219,13 @@ def prepared(study: Study) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
     from dpcompare.cli.progress import data_progress
     from dpcompare.cli.waiting import Waiting
-    from dpcompare.launch.initial_weights import matched_in_words
+    from dpcompare.launch.initial_weights import matches_in_words
     from dpcompare.launch.inputs import prepare_compared
 
     with Waiting(stderr_console()) as waiting, data_progress(waiting) as images_done:
         waiting.begin("preparing data and initial weights")
         configs = prepare_compared([arm.config for arm in study.arms], images_done)
-    for line in matched_in_words(configs):
+    for line in matches_in_words(configs):
         stderr_console().print(line, markup=False, soft_wrap=True)
     arms = (arm.changed(config=config) for arm, config in zip(study.arms, configs, strict=True))
     return study.changed(arms=tuple(arms))

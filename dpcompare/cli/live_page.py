@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import TracebackType
 
 import click
 
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import RequestError, in_words
 from dpcompare.system.files import atomic_write
 
 
@@ -22,24 +23,24 @@ class LivePage:
             file: of the page; it may lie in that directory.
 
         Raises:
-            RequestError: there is no directory for it, or the libraries that draw are not installed.
+            RequestError: it is no name of a page, its directory cannot be written to, or the libraries that draw are
+                not installed.
         """
         from dpcompare.report.charts import load_altair
 
-        if file.is_dir() or not (file.parent.is_dir() or file.parent == study_dir):
-            raise RequestError(f"--html: received {str(file)!r}, expected a file in a directory that exists")
-        if str(file) == "-":
-            raise RequestError("--html: received -, expected a file: the page is written again after every run")
+        if file.suffix != ".html":
+            raise RequestError(
+                f"--html: received {str(file)!r}, expected a file with a name such as page.html, which is written "
+                "again after every run"
+            )
+        folder = file.absolute().parent
+        if not os.access(folder, os.W_OK) and (folder.exists() or folder != study_dir.absolute()):
+            raise RequestError(f"--html: received {str(file)!r}, expected a file in a directory that can be written to")
         load_altair()
         self._study_dir, self._file = study_dir, file
 
     def __enter__(self) -> LivePage:
-        from dpcompare.report.page import empty_page
-
-        try:
-            self._write(empty_page(self._study_dir))
-        except OSError as error:
-            raise RequestError(f"--html: {str(self._file)!r} cannot be written ({error.strerror})") from None
+        self._show(reloads=True)
         return self
 
     def __exit__(
@@ -52,18 +53,22 @@ class LivePage:
         self._show(reloads=True)
 
     def _show(self, *, reloads: bool) -> None:
-        """Without the page a study is worth as much: what prevents it is said, and the study continues."""
+        """Without the page a study is worth as much: whatever prevents it is said, and the study continues."""
+        try:
+            page = self._page(reloads=reloads)
+            with atomic_write(self._file) as written:
+                written.write_text(page)
+        except Exception as error:  # libraries that draw raise what they like
+            click.echo(f"the page {self._file} was not written: {in_words(error)}", err=True)
+
+    def _page(self, *, reloads: bool) -> str:
         from dpcompare.experiments.analysis import analyse
         from dpcompare.experiments.collection import collect
-        from dpcompare.report.page import as_html
+        from dpcompare.experiments.study import Study
+        from dpcompare.experiments.study_runs import results
+        from dpcompare.report.page import as_html, empty_page
 
-        try:
-            comparison = analyse(collect([self._study_dir]))
-            if any(row.rounds for row in comparison.arms):
-                self._write(as_html(comparison, reloads=reloads))
-        except (RequestError, RunFailedError, OSError) as error:
-            click.echo(f"the page {self._file} was not written: {error}", err=True)
-
-    def _write(self, page: str) -> None:
-        with atomic_write(self._file) as written:
-            written.write_text(page)
+        made = results(Study.load(self._study_dir), self._study_dir)
+        if any(run.status == "completed" and arm.ablation_of is None for arm, _, run in made if run):
+            return as_html(analyse(collect([self._study_dir])), reloads=reloads)
+        return empty_page(self._study_dir, reloads=reloads)

@@ -17,6 +17,8 @@ from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.type_names import FieldValue
 
+_PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
 
 class Number(click.types.FloatParamType):
     """A number that is neither infinite nor NaN."""
@@ -35,14 +37,13 @@ class Percentage(Number):
 
     def __init__(self, *, of_points: bool = False) -> None:
         """`of_points`: whether a number without a sign is in points, not a fraction."""
-        self._unit = 1.0 if of_points else 0.01
+        self._whole = 1 if of_points else 100
 
     def convert(self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None) -> float:
         """The number in its unit."""
-        text = value.strip() if isinstance(value, str) else ""
-        if not text.endswith("%"):
-            return super().convert(value, parameter, context)
-        return super().convert(text.removesuffix("%").strip(), parameter, context) * self._unit
+        match = _PERCENTAGE.fullmatch(value) if isinstance(value, str) else None
+        # Divided: 70 hundredths of 1 are more than 0.7, which a target would then be.
+        return float(match[1]) / self._whole if match else super().convert(value, parameter, context)
 
 
 class NumberWithin(click.FloatRange):
@@ -158,7 +159,7 @@ def require_trusted_interpreter(python: str, framework: str, known: Mapping[str,
 
 def parse_percentage(text: str) -> float:
     """`2%` as 0.02."""
-    match = re.fullmatch(r"(\d+(\.\d+)?)\s*%", text.strip())
+    match = _PERCENTAGE.fullmatch(text)
     if match is None or not 0 < float(match[1]) < 100:
         raise RequestError(f"--until: received {text!r}, expected a percentage such as 2%")
     return float(match[1]) / 100

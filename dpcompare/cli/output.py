@@ -166,24 +166,31 @@ def plot_options(command: Callback) -> Callback:
     return _plots_dir(_plot_width(_plot_text(command)))
 
 
-def write_plots(target: str, plots: list[Plot], width: float | None, text: float | None) -> None:
-    """Write the files of `plot_options`.
+def write_plots(target: str | None, plots: Callable[[], list[Plot]], width: float | None, text: float | None) -> None:
+    """Write the files that `plot_options` ask for.
 
     Args:
-        target: their directory.
-        plots: what to draw.
+        target: their directory; None: none are asked for.
+        plots: makes what is to be drawn.
         width: in inches; None: as usual.
         text: in points; None: as usual.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: it cannot be written, or sizes are given of nothing.
     """
+    if target is None:
+        if width is not None or text is not None:
+            raise RequestError(
+                "--plot-width and --plot-text: received without --plots; give the directory of the plots"
+            )
+        return
     from dpcompare.report.charts import Paper, write_files
 
+    drawn = plots()
     given = {"width_inches": width, "text_points": text}
     paper = Paper(**{name: value for name, value in given.items() if value is not None})
     with writable(target):
-        write_files(plots, Path(target), paper)
+        write_files(drawn, Path(target), paper)
 
 
 def write(target: str, content: str | bytes) -> None:

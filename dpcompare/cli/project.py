@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ def project(path: Path, **values: FieldValue) -> None:
     from dpcompare.experiments.collection import collect
     from dpcompare.projection.prediction import project as predicted
     from dpcompare.report import projection as shown
+    from dpcompare.report.projection_plots import projection_plots
 
     request = _request(values)
     collection = collect([path], values["subject"])
@@ -132,10 +134,8 @@ def project(path: Path, **values: FieldValue) -> None:
         write(values["markdown"], shown.as_markdown(projection))
     if values["as_json"] is not None:
         write(values["as_json"], shown.as_json(projection))
-    if values["plots"] is not None:
-        from dpcompare.report.projection_plots import projection_plots
-
-        write_plots(values["plots"], projection_plots(projection), values["plot_width"], values["plot_text"])
+    drawn = partial(projection_plots, projection)
+    write_plots(values["plots"], drawn, values["plot_width"], values["plot_text"])
     if all(values[name] is None for name in ("html", "markdown", "as_json", "plots")):
         _print(projection)
 

@@ -104,6 +104,7 @@ def report(
     from dpcompare.experiments.cost import priced
     from dpcompare.report import citing, conditions, formats, page, records
     from dpcompare.report.junit import as_junit
+    from dpcompare.report.plots import make_plots
     from dpcompare.report.trackers import tracked_runs, write_to_mlflow, write_to_tensorboard, write_to_wandb
 
     asked = [conditions.parse_condition(text) for text in fail_if]
@@ -123,10 +124,7 @@ def report(
     ):
         if target is not None:
             write(target, render(comparison))
-    if plots is not None:
-        from dpcompare.report.plots import make_plots
-
-        write_plots(plots, make_plots(comparison), plot_width, plot_text)
+    write_plots(plots, partial(make_plots, comparison), plot_width, plot_text)
     for target, track in ((tensorboard, write_to_tensorboard), (mlflow, write_to_mlflow), (wandb, write_to_wandb)):
         if target is not None:
             with writable(target):
@@ -206,6 +204,8 @@ def print_sheet(comparison: Comparison) -> None:
                 print_sentence(f"    {value}: {', '.join(names)}", indent=8)
     for reason in comparison.reasons:
         print_sentence(f"- {reason}", indent=2)
+    for line in comparison.layers:
+        print_sentence(line, indent=2)
 
 
 MOST_EVALUATIONS = 10

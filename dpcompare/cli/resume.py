@@ -153,7 +153,7 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
 
 
 _ALLOWED_WITH_RESUME = frozenset(
-    {"resume", "repeats", "until", "budget", "retry_failed", "accept_changed", "dry_run", "as_json", "python"}
+    {"resume", "repeats", "until", "budget", "retry_failed", "accept_changed", "html", "dry_run", "as_json", "python"}
 )
 """Options that are allowed with --resume: the study itself has the others."""
 

@@ -18,6 +18,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, raise_problems, setting, settings_of
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.models.libraries import library_of
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 
@@ -88,7 +89,7 @@ class HostsOptions(EngineOptions):
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         if len(self.hosts) != cluster.num_nodes:
             yield f"hosts: received {len(self.hosts)} for {pluralize(cluster.num_nodes, 'node')}; expected one per node"
-        if self.ssh and is_custom(workload.model):
+        if self.ssh and is_custom(workload.model) and not library_of(workload.model):
             yield (
                 "ssh: received with a custom model, which is found from the current directory; run the printed "
                 "commands in that directory of each host instead"

@@ -25,7 +25,13 @@ from dpcompare.experiments.learning import (
 )
 from dpcompare.experiments.next_steps import next_steps
 from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
-from dpcompare.experiments.sentences import agreement_of, headline_of, machines_in_words, measured_in_words
+from dpcompare.experiments.sentences import (
+    agreement_of,
+    headline_of,
+    layers_in_words,
+    machines_in_words,
+    measured_in_words,
+)
 from dpcompare.experiments.sheet import sheet_of_arms
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
@@ -81,6 +87,7 @@ def _compared(collection: Collection) -> Comparison:
         subject=list(subject),
         measured=measured_in_words(runs),
         machines=machines_in_words(runs),
+        layers=layers_in_words(runs),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),
         time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),

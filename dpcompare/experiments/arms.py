@@ -106,10 +106,10 @@ def expand_arms(
             except RequestError as error:
                 refusals.append(_refusal(request, topology, error))
                 continue
-            if arm.config.emulated and not emulated:
-                reason = f"it is emulated here, so that its speed says nothing; --arm {request.text} takes it"
+            if arm.config.cluster.device_type in arm.config.mode_row.emulated_on and not emulated:
+                reason = "it is emulated here, so that its speed says nothing; name all arms to have it among them"
                 refusals.append(Refusal(arm=request.text, reason=reason, is_wrong=False))
-                continue
+                break  # on its other topologies too
             if arm.name in found:
                 raise RequestError(
                     f"--arm: received {arm.name} twice; expected each arm once, or arms that differ in an option"

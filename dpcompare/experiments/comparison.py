@@ -411,6 +411,8 @@ class Comparison(_Shown):
     """Model, data, batch, precision and machine, where the arms share them."""
     machines: list[str] = []
     """A line for each machine: processor, memory, operating system and kernel; empty where no run has nodes."""
+    layers: list[str] = []
+    """How the layers of a custom model were matched where frameworks call them otherwise, a line for each framework."""
     headline: str
     learning: Learning | None
     """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""

@@ -11,6 +11,7 @@ from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, RatioRow, TargetRow, TimeClaimRow
 from dpcompare.experiments.statistics import UNMEASURED
+from dpcompare.models.layer_matching import matched_in_words
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import joined, pluralize, printable
 
@@ -237,6 +238,16 @@ def _machine(run: RunResult) -> str:
         cores = (run.settings or {}).get("cores")
         return f"{f'{cores} CPU cores' if cores else 'CPU'}, devices simulated"
     return ", ".join(sorted({name.split(":")[0] for name in run.device_names}))
+
+
+def layers_in_words(runs: Sequence[RunResult]) -> list[str]:
+    """How the layers of custom models with other names in other frameworks were matched, a line for each."""
+    lines = [
+        line
+        for run in runs
+        for line in matched_in_words(run.model, (run.config.get("inputs") or {}).get("layers") or {})
+    ]
+    return [printable(line) for line in dict.fromkeys(lines)]
 
 
 def machines_in_words(runs: Sequence[RunResult]) -> list[str]:

@@ -25,7 +25,7 @@ from dpcompare.experiments.checks import (
 )
 from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, Runs, Say, config_of, until_done
-from dpcompare.launch.initial_weights import matched_in_words, with_matched_layers
+from dpcompare.launch.initial_weights import matches_in_words, with_matched_layers
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.signals import terminated_as_interrupted
 
@@ -140,7 +140,7 @@ def verify(
         )
         for group in groups
     ]
-    for line in dict.fromkeys(line for group in configs for line in matched_in_words(group)):
+    for line in dict.fromkeys(line for group in configs for line in matches_in_words(group)):
         say(line)
     with (
         terminated_as_interrupted(),

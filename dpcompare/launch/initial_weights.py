@@ -9,7 +9,7 @@ from typing import Any
 from dpcompare.backends.custom_model import described_layers
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import PreparedRun, RunConfig
-from dpcompare.models.layer_matching import NO_NAMES, Layer, match, require_equal, shapes_of
+from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
 from dpcompare.models.sealed import sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
@@ -84,12 +84,10 @@ def with_matched_layers(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
     return [_with_layers(run, found) if (found := layers.get(_model_of(run))) else run for run in runs]
 
 
-def matched_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
-    """How layers with other names were matched, a line for each framework."""
+def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
+    """How layers with other names were matched, a line for each framework and model."""
     for model, layers in {run.workload.model: run.inputs.layers for run in runs}.items():
-        for framework, names in layers.items():
-            pairs = ", ".join(f"{name} is {neutral}" for name, neutral in names.items())
-            yield f"the layers of {model} have other names in {framework}; matched by order and shape: {pairs}"
+        yield from matched_in_words(model, layers)
 
 
 def _matched(runs: Sequence[PreparedRun]) -> dict[str, dict[str, str]]:

@@ -112,6 +112,18 @@ class Matching:
         return names if any(name != neutral for name, neutral in names.items()) else {}
 
 
+def matched_in_words(model: str, layers: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """How the layers of a model were matched, a line for each framework that calls them otherwise.
+
+    Args:
+        model: its name.
+        layers: framework -> its name of a layer -> the name in the reference.
+    """
+    for framework, names in layers.items():
+        pairs = ", ".join(f"{name} is {neutral}" for name, neutral in names.items())
+        yield f"the layers of {model} have other names in {framework}; matched by order and shape: {pairs}"
+
+
 def match(
     model: str, of_reference: Sequence[Layer], of_other: Sequence[Layer], frameworks: tuple[str, str]
 ) -> Matching:

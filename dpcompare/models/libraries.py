@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from types import ModuleType
 
 from dpcompare.errors import RequestError, did_you_mean
@@ -28,13 +29,13 @@ class Library:
         Raises:
             RequestError: it has none of this name, or is not installed.
         """
-        module = import_extra(self.module, extra=self.framework, needed_by=f"--model {self.module}")
+        library = self.module.partition(".")[0]
+        module = import_extra(self.module, extra=self.framework, needed_by=f"--model {library}:{name}")
         known = list(self.names(module))
         if name not in known:
             raise RequestError(
                 f"model: received {name!r}, which is none of the {len(known)} models of {self.module} "
-                f"{getattr(import_module(self.module.partition('.')[0]), '__version__', '')}."
-                f"{did_you_mean(name, known)}"
+                f"{getattr(import_module(library), '__version__', '')}.{did_you_mean(name, known)}"
             )
         return self.make(module, name, image_size, num_classes)
 
@@ -42,6 +43,19 @@ class Library:
 def _functions(module: ModuleType) -> Iterable[str]:
     """Keras has a function for each model, in capital letters."""
     return (name for name in dir(module) if name[:1].isupper() and callable(getattr(module, name)))
+
+
+def _of_keras(applications: ModuleType, name: str, image_size: int, num_classes: int) -> FrameworkModel:
+    """A model of Keras that takes pixels as they come: normalised already, so that it must not scale them again."""
+    make = getattr(applications, name)
+    options = {"include_preprocessing": False} if "include_preprocessing" in signature(make).parameters else {}
+    return make(
+        weights=None,
+        classes=num_classes,
+        classifier_activation=None,
+        input_shape=(image_size, image_size, 3),
+        **options,
+    )
 
 
 LIBRARIES: Mapping[str, Library] = {
@@ -61,12 +75,7 @@ LIBRARIES: Mapping[str, Library] = {
         framework="tensorflow",
         module="keras.applications",
         names=_functions,
-        make=lambda applications, name, image_size, num_classes: getattr(applications, name)(
-            weights=None,
-            classes=num_classes,
-            classifier_activation=None,
-            input_shape=(image_size, image_size, 3),
-        ),
+        make=_of_keras,
     ),
 }
 """What stands before the colon -> the library. Their models are custom models: `dpcompare.models.custom` asks here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -111,11 +112,14 @@ def write_files(plots: list[Plot], folder: Path, paper: Paper) -> None:
         (folder / f"{plot.name}.png").write_bytes(vl_convert.svg_to_png(in_points, ppi=300))
 
 
+SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
+"""The size of an SVG as it is drawn, in pixels."""
+
+
 def _sized(svg: str, paper: Paper, unit: str) -> str:
-    """The drawing as wide as asked for, in points."""
+    """The drawing with its text in the size that is asked for, and so as wide as it is to be."""
     scale = paper.text_points / TEXT_PIXELS
-    return re.sub(
-        r'width="([\d.]+)" height="([\d.]+)"',
+    return SIZE.sub(
         lambda size: f'width="{float(size[1]) * scale:.1f}{unit}" height="{float(size[2]) * scale:.1f}{unit}"',
         svg,
         count=1,
@@ -157,21 +161,25 @@ def _styled(plot: Plot, ink: str, width: int, background: str | None = None) -> 
 
 def _fold_names(spec: dict[str, Any], letters: int) -> None:
     """Give long names at the y axis several lines, and the rows of a plot the height that these need."""
-    layers = spec.get("layer", [spec])
-    places = {at["field"]: at for layer in layers if (at := layer["encoding"].get("y")) and at["type"] == "nominal"}
-    for field, at in places.items():
-        names = dict.fromkeys(
-            row[field]
-            for layer in layers
-            for row in layer.get("data", spec.get("data", {})).get("values", [])
-            if field in row
-        )
-        # A pair of arms has a line for each at least.
-        folded = {name: [line for part in name.split(" / ") for line in wrap(part, letters)] for name in names}
+    layers = list(_layers(spec))
+    places = [at for layer in layers if (at := layer.get("encoding", {}).get("y")) and at["type"] == "nominal"]
+    if not places:
+        return
+    field = places[0]["field"]
+    rows = [row for layer in layers for row in layer.get("data", {}).get("values", []) if field in row]
+    # A pair of arms has a line for each at least.
+    folded = {row[field]: [line for part in row[field].split(" / ") for line in wrap(part, letters)] for row in rows}
+    for at in places:
         at["axis"] = {"title": None, "labelExpr": f"({json.dumps(folded)})[datum.label]"}
-        if isinstance(spec["height"], dict):
-            lines = max(map(len, folded.values()))
-            spec["height"]["step"] = max(spec["height"]["step"], lines * LINE_PIXELS + 10)
+    lines = max(map(len, folded.values()))
+    spec["height"]["step"] = max(spec["height"]["step"], lines * LINE_PIXELS + 10)
+
+
+def _layers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A chart and the layers within it, at any depth."""
+    yield spec
+    for layer in spec.get("layer", ()):
+        yield from _layers(layer)
 
 
 def colour_of_arms(alt: ModuleType, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> altair.Color:

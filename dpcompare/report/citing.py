@@ -27,17 +27,21 @@ def as_citation(comparison: Comparison) -> str:
 
 
 def _methods(comparison: Comparison) -> Iterator[str]:
-    arms = comparison.arms
-    names = joined([row.name for row in arms])
+    arms = [row for row in comparison.arms if row.rounds]
+    names = joined([f"{row.name} ({pluralize(row.rounds, 'round')})" for row in arms])
+    with_dpcompare = f"with dpcompare {comparison.dpcompare_version} ({comparison.measured})"
     if len(arms) == 1:
-        yield f"{names} was trained with dpcompare {comparison.dpcompare_version} ({comparison.measured})."
+        yield f"{names} was trained {with_dpcompare}."
     else:
+        yield f"{len(arms)} arms were compared {with_dpcompare}: {names}."
         yield (
-            f"{len(arms)} arms were compared with dpcompare {comparison.dpcompare_version}: {names} "
-            f"({comparison.measured}). Within a round all arms start from the same initial weights and train on the "
-            "same batches in the same order, augmentation included, each in processes of its own, one arm after the "
-            f"other{_order(comparison)}; there were {pluralize(comparison.repeats, 'round')}."
+            "All start from the same initial weights and train on the same batches in the same order, augmentation "
+            "included, unless the fairness sheet names a difference; each run has processes of its own."
         )
+    if comparison.order_seed is not None:
+        yield (f"Within a round the arms ran one after the other, in an order drawn from seed {comparison.order_seed}.")
+    if comparison.partial:
+        yield "Rounds of the study are missing."
     yield (
         "The speed of a run is the steady one: images per second of all replicas, by the slowest process, in the "
         "median tenth of the measured steps."
@@ -49,18 +53,13 @@ def _methods(comparison: Comparison) -> Iterator[str]:
             f"{trimmed if comparison.repeats >= ROUNDS_TO_TRIM else ''}; all pairs together claim a difference where "
             f"there is none with a probability of at most {FALSE_CLAIMS:.0%}."
         )
+    if len(arms) > 1:
         yield _equality(comparison)
-    if comparison.dollars_per_device_hour is not None:
-        yield f"Costs are at ${comparison.dollars_per_device_hour:g} per device and hour."
     for machine in comparison.machines:
         yield f"Machine: {machine}."
     versions = [row for row in comparison.settings if row.setting == "versions"]
     for found in dict.fromkeys(value for row in versions for value in row.values):
         yield f"Versions: {found}."
-
-
-def _order(comparison: Comparison) -> str:
-    return "" if comparison.order_seed is None else f" in an order drawn from seed {comparison.order_seed}"
 
 
 def _equality(comparison: Comparison) -> str:

@@ -58,8 +58,10 @@ class Condition:
         """A line for every value that meets the condition, and for all that should have one and has none.
 
         Raises:
-            RequestError: it names an arm that is not there.
+            RequestError: it names arms that are no pair, or a cost without a price.
         """
+        if self.subject.startswith("dollars") and comparison.dollars_per_device_hour is None:
+            raise RequestError(f"--fail-if: received {self.text!r} without a price; give --price too")
         values = self._values(comparison)
         missing = self._missing(comparison)
         if all(value is None for value in values.values()) and not missing:
@@ -84,8 +86,11 @@ class Condition:
                 for claim in comparison.claims
                 if claim.outcome in UNMEASURED
             ]
+        without_figure = [name for name in failed if name in self.subject.split(" / ")]
         claim, _ = self._named(comparison)
-        return [f"{self.subject} ({claim.outcome})"] if _ratio_of(claim) is None else []
+        if claim and not without_figure and _ratio_of(claim) is None:
+            return [f"{self.subject} ({claim.outcome})"]
+        return without_figure
 
     def _values(self, comparison: Comparison) -> dict[str, Value]:
         if read := OF_ARMS.get(self.subject):
@@ -93,19 +98,25 @@ class Condition:
         if self.subject == RATIO:
             return {f"{claim.first} / {claim.second}": _ratio_of(claim) for claim in comparison.claims}
         claim, is_inverse = self._named(comparison)
-        ratio = _ratio_of(claim)
+        ratio = _ratio_of(claim) if claim else None
         return {self.subject: 1 / ratio if ratio and is_inverse else ratio}
 
-    def _named(self, comparison: Comparison) -> tuple[ClaimRow, bool]:
-        """The claim about the two arms that the condition names, and whether it is about them the other way round."""
+    def _named(self, comparison: Comparison) -> tuple[ClaimRow | None, bool]:
+        """The claim about the two arms that the condition names, and whether it is about them the other way round.
+
+        None where an arm has no completed run.
+        """
         names = self.subject.split(" / ")
+        if any(row.name in names and not row.rounds for row in comparison.arms):
+            return None, False
         for claim in comparison.claims:
             if [claim.first, claim.second] in (names, names[::-1]):
                 return claim, [claim.first, claim.second] != names
         pairs = [f"{claim.first} / {claim.second}" for claim in comparison.claims]
         raise RequestError(
             f"--fail-if: received {self.subject!r}, expected a pair of this study, either way round: "
-            f"{'; '.join(pairs) or 'it has none'}.{did_you_mean(self.subject, pairs)}"
+            f"{'; '.join(pairs) or 'it has none'} (several devices against one: efficiency)."
+            f"{did_you_mean(self.subject, pairs)}"
         )
 
 
@@ -133,7 +144,7 @@ class Unstable:
 
 
 def parse_condition(text: str) -> Condition | Unstable:
-    """`ratio<0.97`, `torch ddp 1x2 / torch single 1x1 < 0.97` or `unstable` as a condition.
+    """`ratio<0.97`, `torch ddp 1x2 / tensorflow mirrored 1x2 < 0.97` or `unstable` as a condition.
 
     Raises:
         RequestError: it is not a valid condition.

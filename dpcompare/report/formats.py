@@ -145,6 +145,7 @@ SHORT_COLUMNS: dict[str, Column] = {
         cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-",
         explanation="steady speed / that of `single` of the same framework",
     ),
+    "$ per million images": COLUMNS["$ per million images"],
     "sync": Column(
         cell=lambda row: figure(row.communication_ms, "{:.1f} ms"),
         explanation="what gradient sync adds to a mean step, where it was left out for comparison (`--ablate`)",
@@ -154,7 +155,6 @@ SHORT_COLUMNS: dict[str, Column] = {
         cell=lambda row: figure(_gib(row), "{:.1f} GiB"),
         explanation="sum of the peaks of all GPUs, or of the processes' resident memory on the CPU",
     ),
-    "$ per million images": COLUMNS["$ per million images"],
 }
 """What one looks for first, in the order in which a terminal keeps them where there is no room for all."""
 

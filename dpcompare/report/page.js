@@ -58,9 +58,11 @@ for (const plot of document.querySelectorAll("figure svg")) {
   };
   plot.addEventListener("keydown", event => {
     if (event.key === "Enter") return openRun(marks[current]);
-    const last = marks.length - 1;
-    const to = { ArrowRight: Math.min(current + 1, last), ArrowDown: Math.min(current + 1, last),
-      ArrowLeft: Math.max(current - 1, 0), ArrowUp: Math.max(current - 1, 0), Home: 0, End: last, Escape: -1 }[event.key];
+    const shown = marks.flatMap((mark, number) => mark.classList.contains("off") ? [] : [number]);
+    const after = shown.find(number => number > current) ?? shown.at(-1);
+    const before = shown.findLast(number => number < current) ?? shown[0];
+    const to = { ArrowRight: after, ArrowDown: after, ArrowLeft: before, ArrowUp: before, Home: shown[0],
+      End: shown.at(-1), Escape: -1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     go(to);
@@ -98,6 +100,14 @@ if (arms.length > 1) {
     box.append(label);
   }
   document.querySelector("nav").after(box);
+}
+// The page of a running study loads itself again, until a reader uses it: what was unfolded and left out would be lost.
+const reloads = document.getElementById("reloads");
+if (reloads) {
+  setInterval(() => { if (reloads.checked) location.reload(); }, 1000 * reloads.dataset.seconds);
+  for (const kind of ["click", "keydown"]) document.querySelector("main").addEventListener(kind, event => {
+    if (event.target !== reloads && event.target.closest("button, summary, .arms, svg")) reloads.checked = false;
+  });
 }
 // On paper nothing can be unfolded.
 const folded = [];

@@ -14,7 +14,7 @@ from dpcompare.experiments.comparison import Comparison, SettingRow
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
 from dpcompare.report.answers import answers_of
-from dpcompare.report.charts import COLUMN, INK, PHONE, SHADES, Plot, as_svg
+from dpcompare.report.charts import COLUMN, INK, PHONE, SHADES, SIZE, Plot, as_svg
 from dpcompare.report.formats import columns, figure, short_columns
 from dpcompare.report.plots import PART_COLOURS, make_plots, run_in_words
 from dpcompare.report.projection_plots import projection_plots
@@ -80,9 +80,10 @@ def as_html(comparison: Comparison, projection: Projection | None = None, *, rel
     )
 
 
-def empty_page(study_dir: Path) -> str:
-    """The page of a running study of which no run has ended yet."""
-    return _rendered("empty_page.html.j2", study_dir=str(study_dir), seconds_between_loads=SECONDS_BETWEEN_LOADS)
+def empty_page(study_dir: Path, *, reloads: bool) -> str:
+    """The page of a study of which no run has completed; `reloads`: whether it is running, as for `as_html`."""
+    seconds = SECONDS_BETWEEN_LOADS if reloads else None
+    return _rendered("empty_page.html.j2", study_dir=str(study_dir), seconds_between_loads=seconds)
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -164,7 +165,7 @@ def _inline(svg: str, title: str, where: str) -> Markup:
     svg = svg.replace(INK, "currentColor")
     for name, (on_white, _) in _shade_names().items():
         svg = svg.replace(on_white, f"var({name})")
-    width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    width, height = SIZE.search(svg).groups()  # type: ignore[union-attr]  # each has one
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
     svg = re.sub(r' (?:d|transform|x2|y2)="[^"]*"', _in_hundredths, svg)
     from markupsafe import Markup

@@ -154,9 +154,7 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
 def run_in_words(row: ArmRow, shown: Round) -> str:
     """Which run a point is, and its speed."""
     speed = figure(shown.steady_images_per_second)
-    return f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: {speed} images/s" + (
-        f" ({row.source})" if row.source else ""
-    )
+    return f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: {speed} images/s"
 
 
 def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

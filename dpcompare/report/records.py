@@ -86,6 +86,10 @@ FIELDS: dict[str, Field] = {
     "arm_evaluation_loss_deviation": _of_part(
         float, "its standard deviation over the rounds", "loss_over_seeds", "standard_deviation"
     ),
+    "arm_dollars_per_million_images": _of_arm(
+        float, "price of its devices for a million images, with `--price`", "dollars_per_million_images"
+    ),
+    "arm_dollars_to_target": _of_part(float, "price of its way to the target accuracy", "to_target", "dollars"),
     "arm_scaling": _of_part(str, "`strong` or `weak`, against one device", "scaling", "kind"),
     "arm_speedup": _of_part(float, "steady speed over that of one device", "scaling", "speedup"),
     "arm_efficiency": _of_part(float, "the speed-up over the number of devices", "scaling", "efficiency"),

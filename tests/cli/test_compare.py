@@ -15,7 +15,7 @@ from dpcompare.cli.live_page import LivePage
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.study import Study
+from dpcompare.experiments.study import Study, open_study
 from dpcompare.results.result import RunResult
 from tests.support.command import dpcompare, invoke, start
 from tests.support.learning import ddp, multiworker, saved
@@ -103,9 +103,9 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeyp
     again = invoke(*command, "--out", tmp_path / "out", "--html", page)
     assert again.code == 0, again.stderr
     seen.append(page.read_text())
-    assert ["No run has ended yet" in text for text in seen] == [True, False, False]
-    assert ['http-equiv="refresh"' in text for text in seen] == [True, True, False]
-    assert all("2 rounds of 6" in text for text in seen[1:])
+    assert ["PARTIAL (1 of 2 rounds" in text for text in seen] == [True, False, False]
+    assert ["The study is running" in text for text in seen] == [True, True, False]
+    assert all("2 of 6 rounds" in text for text in seen[1:])
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
     assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
 
@@ -114,9 +114,10 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("-", "received -, expected a file"),
-        ("nowhere/page.html", "expected a file in a directory that exists"),
-        (".", "expected a file in a directory that exists"),
+        ("-", "received '-', expected a file with a name such as page.html"),
+        ("out/study.json", "expected a file with a name such as page.html"),
+        (".", "expected a file with a name such as page.html"),
+        ("nowhere/page.html", "expected a file in a directory that can be written to"),
     ],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_the_study(tmp_path, monkeypatch, file, expected):
@@ -125,6 +126,30 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_study(tmp_path, mon
     assert (refused.code, refused.stdout) == (2, "")
     assert expected in refused.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_of_a_study_without_a_completed_run_says_so(tmp_path, capsys):
+    open_study(Study(arms=(arm(),), repeats=1), tmp_path / "study")
+    page = tmp_path / "page.html"
+    with LivePage(tmp_path / "study", page) as live:
+        assert "is running" in page.read_text()
+        live.update()
+        assert 'http-equiv="refresh"' in page.read_text()
+    assert "does not run any more" in page.read_text()
+    assert "refresh" not in page.read_text()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_study_outlives_its_page(tmp_path, monkeypatch, capsys):
+    open_study(Study(arms=(arm(),), repeats=1), tmp_path / "study")
+
+    def broken(*arguments, **options):
+        raise KeyError("encoding")
+
+    monkeypatch.setattr("dpcompare.report.page.empty_page", broken)
+    with LivePage(tmp_path / "study", tmp_path / "page.html") as live:
+        live.update()
+    assert capsys.readouterr().err.count("page.html was not written: KeyError: 'encoding'") == 3
 
 
 @pytest.mark.torch
@@ -504,7 +529,7 @@ def test_by_default_every_mode_is_compared(tmp_path):
     assert outcomes["torch ddp 2x1", "tensorflow multiworker 2x1"] == "too few rounds"
     assert outcomes["torch single 1x1", "tensorflow single 1x1"] == "too few rounds"
     assert outcomes["torch single 1x1", "tensorflow mirrored 1x2"] == "NOT COMPARABLE"
-    assert "left out: torch:dp: it is emulated here, so that its speed says nothing; --arm torch:dp" in done.stderr
+    assert "left out: torch:dp: it is emulated here, so that its speed says nothing; name all arms" in done.stderr
 
 
 @pytest.mark.torch

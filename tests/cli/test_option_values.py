@@ -13,11 +13,17 @@ TWO = ["--arm", "torch:single", "--arm", "tensorflow:single", "--vary-seed", "--
     [("95%", 0.95, 95.0), (" 2.5 % ", 0.025, 2.5), ("0.9", 0.9, 0.9), (0.9, 0.9, 0.9), (1, 1.0, 1.0)],
 )
 def test_a_percentage_is_a_fraction_or_points(typed, as_fraction, as_points):
-    assert Percentage().convert(typed, None, None) == pytest.approx(as_fraction)
-    assert Percentage(of_points=True).convert(typed, None, None) == pytest.approx(as_points)
+    assert Percentage().convert(typed, None, None) == as_fraction
+    assert Percentage(of_points=True).convert(typed, None, None) == as_points
 
 
-@pytest.mark.parametrize("typed", ["%", "many%", "95%%", "nan%", "inf%"])
+def test_a_percentage_is_the_fraction_that_one_types():
+    """70 hundredths of 1 are 0.7000000000000001: more than 70 right of 100."""
+    for percent in range(1, 101):
+        assert Percentage().convert(f"{percent}%", None, None) == float(f"{percent}e-2")
+
+
+@pytest.mark.parametrize("typed", ["%", "many%", "95%%", "nan%", "inf%", "-5%", "0%", "101%"])
 def test_what_is_no_percentage_is_refused(typed):
     refused = invoke("compare", *TWO, "--target-accuracy", typed)
     assert refused.code == 2

@@ -37,7 +37,7 @@ LEFT_OUT = {
 WRITTEN = {
     "dpcompare data prepare photos/ photos-96 --image-size 96": "photos-96/manifest.json",
     "dpcompare report studies/modes --html report.html": "report.html",
-    "dpcompare report studies/modes --plots figures": "figures",
+    "dpcompare report studies/modes --plots figures --plot-width 3.3": "figures",
 }
 
 

@@ -585,3 +585,5 @@ def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     assert np.abs(np.subtract(*(run.train_loss for run in runs))).max() < 1e-10
     assert [run.late_step.problem or run.late_step.left_out for run in runs] == [None, None]
     assert done.json["verdict"] == "COMPARABLE"
+    assert done.json["layers"] == [line for line in done.stderr.splitlines() if "matched by order" in line]
+    assert done.json["layers"][0] in invoke("report", "study", "--full").stdout

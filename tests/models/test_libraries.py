@@ -28,6 +28,13 @@ def test_a_model_of_keras_is_taken_by_its_name():
     assert layers[-1].tensors["bias"] == (4,)
 
 
+@pytest.mark.tensorflow
+def test_pixels_are_scaled_once():
+    """Those of a batch are normalised; some models of Keras would scale them again."""
+    layers = described_layers("keras:MobileNetV3Small", "tensorflow", sys.executable, 32, 4)
+    assert not [layer for layer in layers if "rescaling" in layer.name]
+
+
 @pytest.mark.torch
 def test_a_misspelt_name_is_corrected():
     with pytest.raises(RequestError, match=r"received 'resnet_18', which is none of the \d+ models of timm .*resnet18"):

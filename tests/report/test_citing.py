@@ -24,16 +24,26 @@ def test_the_paragraph_has_what_a_reader_needs_to_repeat_the_study():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     paragraph = as_citation(priced(shown, 2.5)).split("\n\n")[0]
     for part in (
-        "2 arms were compared with dpcompare 0.1.0: torch ddp 2x1 and tensorflow multiworker 2x1",
+        "2 arms were compared with dpcompare 0.1.0 (",
+        "): torch ddp 2x1 (6 rounds) and tensorflow multiworker 2x1 (6 rounds).",
         shown.measured,
-        "there were 6 rounds.",
         "with a probability of at most 5%.",
         "COMPARABLE",
-        "Costs are at $2.5 per device and hour.",
+        "$2.5 per device and hour",
         "Versions: ",
     ):
         assert part in paragraph
     assert "sixth" not in paragraph  # rounds are trimmed from 12 on
+
+
+def test_only_what_was_run_is_said_to_be_compared():
+    missing = runs("torch", "fsdp", [None] * 6)
+    cut_off = runs("tensorflow", "multiworker", [*SLOW[:4], None, None])
+    paragraph = as_citation(compared(runs("torch", "ddp", FAST), cut_off, missing))
+    assert "2 arms were compared" in paragraph
+    assert "tensorflow multiworker 2x1 (4 rounds)" in paragraph
+    assert "fsdp" not in paragraph
+    assert "Rounds of the study are missing." in paragraph
 
 
 def test_arms_that_are_not_alike_are_not_said_to_be():

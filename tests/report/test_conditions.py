@@ -108,6 +108,21 @@ def test_a_pair_that_was_not_settled_cannot_be_judged():
     ]
 
 
+def test_an_arm_of_the_pair_that_failed_cannot_be_judged():
+    failed, dead = runs("torch", "ddp", [*FAST[:5], None]), renamed("dead", runs("torch", "fsdp", [None] * 6))
+    failed.failures, dead.failures = ["round 6: killed"], ["round 1: killed"]
+    shown = compared(failed, runs("tensorflow", "multiworker", SLOW), dead)
+    assert f"{PAIR}<0.5 cannot be judged for torch ddp 2x1" in parse_condition(f"{PAIR}<0.5").where_it_holds(shown)
+    of_dead = parse_condition("tensorflow multiworker 2x1 / dead<0.5")
+    assert list(of_dead.where_it_holds(shown)) == [f"{of_dead.text} cannot be judged for dead"]
+
+
+def test_a_cost_without_a_price_is_refused():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    with pytest.raises(RequestError, match="without a price; give --price too"):
+        list(parse_condition("dollars_per_million_images>3").where_it_holds(shown))
+
+
 def test_conditions_on_what_a_target_takes_and_costs():
     reached = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     missed = evaluated(renamed("late", multiworker(target=0.7)), [EARLY] * 7 + [NEVER], SECONDS)

@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.report.charts import COLOURS, SHADES, Paper, write_files
+from dpcompare.report.charts import COLOURS, SHADES, Paper, as_svg, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
@@ -69,7 +69,9 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
 
     arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
     arms.append(pipelined(4, 70.0, batch=64))
-    series = {plot.name: drawn_values(plot) for plot in make_plots(compared(*arms))}
+    plots = make_plots(compared(*arms))
+    assert all(as_svg(plot, 400) for plot in plots)
+    series = {plot.name: drawn_values(plot) for plot in plots}
     points = {(row["arm"], row["micro-batches"]): row["images/s"] for row in series["micro-batches"] if "text" in row}
     assert points == pytest.approx(
         {
@@ -225,6 +227,11 @@ def test_an_arm_can_be_left_out(open_page):
     rows = page.get_by_role("region", name="Main figures").locator("tbody tr:visible")
     before = marks.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
     page.get_by_role("checkbox", name="torch ddp 2x1", exact=True).uncheck()
+    page.locator("#plot-rounds .column").focus()
+    for key in ("ArrowRight",) * 8:  # beyond the six rounds of the first arm are those of the second, which is off
+        page.keyboard.press(key)
+    assert "tensorflow multiworker" in page.locator("#tip").inner_text()
+    page.keyboard.press("Escape")
     left = marks.evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
     # What is said of a pair, or of its interval, stays.
     assert {label for label in left if label.startswith("torch ddp 2x1")} == {
@@ -240,16 +247,21 @@ def test_an_arm_can_be_left_out(open_page):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "column", "phone"), (390, "phone", "column")])
+@pytest.mark.parametrize(
+    ("width", "shown", "hidden"),
+    [(1280, "column", "phone"), (900, "column", "phone"), (768, "phone", "column"), (390, "phone", "column")],
+)
 def test_plots_fill_the_page_and_stay_legible(open_page, width, shown, hidden):
     page = open_page(viewport={"width": width, "height": 900})
     assert page.locator(f"figure svg.{shown}:visible").count() == 8
     assert page.locator(f"figure svg.{hidden}:visible").count() == 0
-    column = page.locator("main").evaluate("each => each.clientWidth - 32")
+    column = page.locator("main").evaluate(
+        "each => Math.min(each.clientWidth - 32, each.querySelector('.phone').checkVisibility() ? 34 * 16 : 1e4)"
+    )
     for svg in page.locator(f"figure svg.{shown}").all():
         assert svg.bounding_box()["width"] == pytest.approx(column, abs=2)
         scale = column / float(svg.get_attribute("viewBox").split()[2])
-        assert 13 * scale >= 11.5
+        assert 11 < 13 * scale < 20
         box = svg.bounding_box()
         for text in svg.locator("text").all():
             left, right = text.bounding_box()["x"], text.bounding_box()["x"] + text.bounding_box()["width"]
@@ -258,8 +270,11 @@ def test_plots_fill_the_page_and_stay_legible(open_page, width, shown, hidden):
 
 @pytest.mark.seconds
 def test_the_page_of_a_running_study_loads_itself_again(comparison):
-    assert '<meta http-equiv="refresh" content="10">' in as_html(comparison, reloads=True)
-    assert "refresh" not in as_html(comparison)
+    running, ended = as_html(comparison, reloads=True), as_html(comparison)
+    assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in running
+    assert '<input type="checkbox" id="reloads" data-seconds="10" checked>' in running
+    assert "refresh" not in ended
+    assert 'id="reloads"' not in ended
 
 
 @pytest.mark.process
