@@ -19,6 +19,7 @@ from dpcompare.experiments.study import Study, open_study
 from dpcompare.results.result import RunResult
 from tests.support.command import dpcompare, invoke, start
 from tests.support.learning import ddp, multiworker, saved
+from tests.support.studies import arm
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 
