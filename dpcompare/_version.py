@@ -6,5 +6,5 @@ __version__ = "0.1.0"
 
 
 def major_minor(version: str) -> str:
-    """Results of one such version may be compared."""
+    """Results of one such version are comparable."""
     return ".".join(version.split(".")[:2])

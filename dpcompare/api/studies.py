@@ -75,12 +75,12 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """Whether all arms may be compared: that of the fairness sheet."""
+        """Whether all arms are comparable: that of the fairness sheet."""
         return self.comparison.verdict
 
     @property
     def reasons(self) -> list[str]:
-        """Why arms may not be compared, and what to do."""
+        """Why arms are not comparable, and what to do."""
         return self.comparison.reasons
 
     def text(self, width: int = 120) -> str:

@@ -134,7 +134,7 @@ def _values_of_arms(row: fairness.Row, arms: Sequence[ArmRuns]) -> list[str]:
 
 
 def widest_interval(comparison: Comparison) -> float | None:
-    """Half width, relative to the ratio, of the widest interval of two arms that may be compared and have not failed.
+    """Half width, relative to the ratio, of the widest interval of two arms that are comparable and have not failed.
 
     Each is as wide as if nothing were claimed of the other pairs: when rounds are no longer added must not depend on
     what they show. None where there are no two such arms.
@@ -154,7 +154,7 @@ def _half_width(made: ClaimRow, level: float) -> float:
 
 
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:
-    """Those of each study are judged together; no two arms of different studies may be compared.
+    """Those of each study are judged together; no two arms of different studies are comparable.
 
     Several devices against one are not among them: see `dpcompare.experiments.rounds`.
     """
@@ -211,7 +211,7 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
 
 
 def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:
-    """The arms by their number of devices, fewest first: those that may be compared with each other, and the others."""
+    """The arms by their number of devices, fewest first: those that are comparable with each other, and the others."""
     apart = {frozenset((made.first, made.second)) for made in claims if made.outcome == "NOT COMPARABLE"}
     by_devices: dict[int, list[str]] = {}
     for arm in arms:

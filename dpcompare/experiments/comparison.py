@@ -142,7 +142,7 @@ class Group(_Shown):
     num_devices: int
     arms: list[str]
     comparable: list[list[str]]
-    """Those of them that may be compared with each other, in sets; none where there are no two."""
+    """Those of them that are comparable with each other, in sets; none where there are no two."""
 
     @property
     def all_comparable(self) -> bool:
@@ -423,7 +423,7 @@ class Comparison(_Shown):
     predictions: PredictionRows | None
     """None where none were kept."""
     agreement: str | None
-    """How closely the arms that may be compared have trained."""
+    """How closely the arms that are comparable have trained."""
     verdict: str
     """The verdict of the fairness sheet over all arms."""
     summary: str

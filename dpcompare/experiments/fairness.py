@@ -93,8 +93,8 @@ class Sheet:
     @property
     def summary(self) -> str:
         wrong = len(self.reasons)
-        are = "is" if wrong == 1 else "are"
-        found = f"{wrong} must be equal and {are} not" if wrong else "all are equal that must be"
+        do = "does" if wrong == 1 else "do"
+        found = f"{wrong} must match and {do} not" if wrong else "all that must match do"
         return f"{self.verdict} (of {len(self.rows)} settings, {found})"
 
 

@@ -150,23 +150,23 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     if len(judged) == 1:
         return judged[0].sentence
     if not judged:
-        return "The accuracies of no two arms may be compared."
+        return "The accuracies of no two arms are comparable."
     decided = [claim for claim in judged if claim.outcome in ("higher", "lower")]
     if decided:
         widest = max(decided, key=lambda claim: abs(claim.pair.difference.mean) if claim.pair.difference else 0.0)
-        return f"{widest.sentence} This is the largest difference of {len(judged)} pairs that may be compared."
+        return f"{widest.sentence} This is the largest difference of {len(judged)} comparable pairs."
     same = sum(claim.outcome == "the same within the margin" for claim in judged)
     if same == len(judged):
-        return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
+        return f"All comparable arms are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
         return "Too few rounds to claim anything about accuracy."
     at_chance = sum(claim.outcome == "not above chance" for claim in judged)
     if at_chance == len(judged):
-        return "Accuracy not judged: no arm that may be compared is shown to be above chance."
+        return "Accuracy not judged: no comparable arm is shown to be above chance."
     are = "is" if same == 1 else "are"
     noted = f"; of {at_chance} neither arm is shown to be above chance" if at_chance else ""
     return (
-        f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
+        f"No comparable pair shows a difference in accuracy; {same} of their {len(judged)} "
         f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}{noted}."
     )
 

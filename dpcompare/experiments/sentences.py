@@ -19,7 +19,7 @@ RatioT = TypeVar("RatioT", bound=RatioRow)
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
-    """How closely the arms that may be compared have trained; None where there are no two."""
+    """How closely the arms that are comparable have trained; None where there are no two."""
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
     accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
@@ -30,7 +30,7 @@ def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | N
         figures.append(
             f"accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
         )
-    sentences = [f"Where arms may be compared, {' and '.join(figures)}."] if figures else []
+    sentences = [f"Where arms are comparable, {' and '.join(figures)}."] if figures else []
     if accuracies:
         sentences.append(_accuracy_floor(max(accuracies), arms))
     sentences += [
@@ -55,9 +55,7 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
     if spread > 0:
         rounds = f"rounds of one arm, which differ in rounding alone, differ by up to {spread:.1%}"
     else:
-        rounds = (
-            "all rounds repeat one training, so they do not show how far rounding alone moves it (docs/measuring.md)"
-        )
+        rounds = "all rounds repeat one training, so they do not show how far rounding alone moves it"
     if difference <= max(spread, 2 * error):
         judged = "no arm can be called more accurate"
     elif spread > 0:
@@ -100,10 +98,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     if decided:
         best = _largest(decided)
         together = ", judged together at 95%" if len(studies) == 1 else f", of {len(studies)} studies"
-        return (
-            f"{best.sentence} It is the largest difference in speed shown in {len(judged)} pairs that may be compared"
-            f"{together}."
-        )
+        return f"{best.sentence} It is the largest difference of {len(judged)} comparable pairs{together}."
     return _undecided_headline(judged, rows, needed=needed, is_partial=is_partial)
 
 
@@ -132,7 +127,7 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     doubted = [claim for claim in judged if claim.outcome == "disturbed or too short"]
     if too_few + len(doubted) == len(judged):
-        return f"{_largest(doubted).sentence} Nothing is claimed of any of {len(judged)} pairs that may be compared."
+        return f"{_largest(doubted).sentence} Nothing is claimed of any of {len(judged)} comparable pairs."
     if left_out := too_few + len(doubted):
         counts = {"too few rounds": too_few, "disturbed or too short runs": len(doubted)}
         why = {reason: count for reason, count in counts.items() if count}
@@ -140,12 +135,12 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
             next(iter(why)) if len(why) == 1 else joined([f"{count} with {reason}" for reason, count in why.items()])
         )
         return (
-            f"No difference in speed shown between arms that may be compared; {left_out} of their {len(judged)} pairs "
+            f"No comparable pair that was judged shows a difference in speed; {left_out} of their {len(judged)} pairs "
             f"{'is' if left_out == 1 else 'are'} not judged: {reasons}."
         )
     largest = _largest(judged)
     return (
-        f"No difference in speed shown between any two arms that may be compared. The largest ratio: {largest.sentence}"
+        f"No comparable pair shows a difference in speed. The largest ratio: {largest.sentence}"
         f"{_could_have_shown(largest)}"
     )
 
@@ -175,18 +170,18 @@ def time_headline_of(needed: Sequence[TargetRow], claims: Sequence[TimeClaimRow]
         reached = sum(not row.is_censored for row in needed)
         return f"{reached} of {pluralize(len(needed), 'arm')} reach an accuracy of {target:g} in every round."
     if not judged:
-        return "The times to accuracy of no two arms may be compared."
+        return "The times to accuracy of no two arms are comparable."
     if len(judged) == 1:
         return judged[0].sentence
     if decided := [made for made in judged if made.outcome in ("faster", "slower")]:
-        pairs = f"{pluralize(len(judged), 'pair')} that may be compared"
-        return f"{_largest(decided).sentence} It is the largest difference in time to accuracy shown in {pairs}."
+        pairs = f"{pluralize(len(judged), 'comparable pair')}"
+        return f"{_largest(decided).sentence} It is the largest difference in time to accuracy of {pairs}."
     if left_out := sum(made.outcome in UNMEASURED for made in judged):
         return (
             f"No difference in time to accuracy shown; {left_out} of {pluralize(len(judged), 'pair')} "
             f"{'is' if left_out == 1 else 'are'} not judged."
         )
-    return "No difference in time to accuracy shown between any two arms that may be compared."
+    return "No comparable pair shows a difference in time to accuracy."
 
 
 def _largest(claims: Sequence[RatioT]) -> RatioT:

@@ -41,7 +41,7 @@ Outcome = Literal[
     "NOT COMPARABLE",
 ]
 UNMEASURED: tuple[Outcome, ...] = ("too few rounds", "disturbed or too short")
-"""Of pairs that may be compared and of which nothing is known for want of rounds, or of sound ones."""
+"""Of pairs that are comparable and of which nothing is known for want of rounds, or of sound ones."""
 
 
 def jitter(values: Sequence[float]) -> float:

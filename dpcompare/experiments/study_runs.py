@@ -172,7 +172,7 @@ def _why_no_more(width: float | None, started_at: float, until: float, budget_se
     """Why no more rounds are added to a study with this widest interval; None where one more is."""
     spent = time.monotonic() - started_at
     if width is None:
-        return "there was nothing to wait for: no two arms that run may be compared"
+        return "there was nothing to wait for: no two arms that run are comparable"
     if width <= until:
         return f"every interval is within {width:.1%} ({until:.1%} asked for)"
     if spent < budget_seconds:

@@ -44,7 +44,7 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
     """Predict every arm of a study on other clusters.
 
     Raises:
-        RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
+        RequestError: nothing can be predicted of any arm, the arms are not comparable, or a cluster is smaller than
             the measured one.
     """
     asked = [arm.config.cluster for arm in collection.arms if not request.arms or arm.name in request.arms]
@@ -93,7 +93,7 @@ def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
 
 
 def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
-    """The fairness sheet of the arms that are projected; arms that may not be compared are not predicted together."""
+    """The fairness sheet of the arms that are projected; arms that are not comparable are not predicted together."""
     names = {arm.name for arm in arms}
     projected = [arm for arm in collection.arms if arm.name in names]
     subject = sorted({*collection.subject_of(projected), *MAY_DIFFER})

@@ -216,7 +216,7 @@ def as_markdown(comparison: Comparison) -> str:
     for row in comparison.arms:
         lines += [f"- {each.kind} {escaped(row.name)}: {escaped(each.sentence)}" for each in row.warnings]
         lines += [f"- OUTLIERS {escaped(row.name)}: {escaped(outlier)}" for outlier in row.outliers]
-        lines += [f"- RUN AGAIN {escaped(row.name)}: {escaped(why)}" for why in row.repeated]
+        lines += [f"- REPEATED {escaped(row.name)}: {escaped(why)}" for why in row.repeated]
         lines += [f"- FAILED {escaped(row.name)}: {escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {escaped(reason)}" for reason in comparison.reasons)]

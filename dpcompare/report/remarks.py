@@ -20,7 +20,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "STALLED": ("S", "some steps were far slower than the others"),
     "NOT WARM": ("W", "the first measured steps were slower than those after them"),
     "RECOMPILED": ("R", "a framework compiled something while the run was measured"),
-    "RUN AGAIN": ("A", "the run replaces one that was disturbed"),
+    "REPEATED": ("A", "the run replaces one that was disturbed"),
     "OUTLIERS": ("O", "a few samples make up much of the evaluation loss"),
 }
 """Kind of a remark -> its letter in the grid, and what it says; those that cast most doubt on the figures first."""
@@ -82,7 +82,7 @@ def _of_arm(row: ArmRow) -> Iterator[tuple[str, str]]:
     if row.scaling and row.scaling.suspicious:
         yield "SUSPICIOUS", f"an efficiency of {row.scaling.efficiency:.0%}"
     yield from ((warning.kind, warning.sentence) for warning in row.warnings)
-    yield from (("RUN AGAIN", why) for why in row.repeated)
+    yield from (("REPEATED", why) for why in row.repeated)
     yield from (("OUTLIERS", outlier) for outlier in row.outliers)
 
 

@@ -142,7 +142,7 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
 
 
 def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
-    """Whether arms that may be compared show different accuracies, and have no seed per round that would judge them."""
+    """Whether arms that are comparable show different accuracies, and have no seed per round that would judge them."""
     single_seed_rows = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
     accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in single_seed_rows}
     together = (names for group in comparison.groups for names in group.comparable)
@@ -150,11 +150,11 @@ def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
 
 
 def within(group: Group, comparison: Comparison) -> str:
-    """Which arms on the same number of devices may be compared; where accuracy is claimed, that speed is meant."""
+    """Which arms on the same number of devices are comparable; where accuracy is claimed, that speed is meant."""
     which, in_what = _which(group), " in speed" if comparison.learning else ""
     if len(comparison.groups) > 1:
-        return f"On {_title(group)}: {which} may be compared{in_what}."
-    return f"{which[0].upper()}{which[1:]} may be compared{in_what}."
+        return f"On {_title(group)}: {which} are comparable{in_what}."
+    return f"{which[0].upper()}{which[1:]} are comparable{in_what}."
 
 
 def arms_by_value(setting: SettingRow, comparison: Comparison) -> dict[str, list[str]]:

@@ -41,7 +41,7 @@ def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     names = ("torch-single-1x1", "torch-single-1x1-seed=0")
     assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
     assert "FIRST LOOK: 2 of 6 rounds, nothing is ranked yet." in done.stdout
-    assert "All may be compared." in done.stdout
+    assert "All are comparable." in done.stdout
     told = re.findall(r"round \d: torch single.*: ([\d.]+) images/s in", done.stderr)  # while it ran, as in the table
     assert sorted(told) == sorted(f"{RunResult.load(folder / run).compared_speed:.1f}" for run in runs)
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
@@ -276,7 +276,7 @@ def test_a_study_of_accuracy(tmp_path):
 
 
 def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
-    """Also where speeds may not be compared."""
+    """Also where speeds are not comparable."""
     folder = saved(tmp_path, ddp(), multiworker(profile="native"), rounds=2)
     comparison = analyse(collect([folder]))
     assert [made.outcome for made in comparison.claims] == ["NOT COMPARABLE"]

@@ -24,7 +24,7 @@ def styles(text, word):
         ("a and b are NOT COMPARABLE.", "NOT COMPARABLE", "bold red"),
         ("COMPARABLE (of 9 settings)", "COMPARABLE", "green"),
         ("a is 1.250 times as fast as b", "1.250 times as fast", "green"),
-        ("No difference in speed shown", "No difference in speed shown", "yellow"),
+        ("No comparable pair shows a difference in speed", "No comparable pair shows a difference", "yellow"),
         ("DISTURBED 3 times", "DISTURBED", "yellow"),
     ],
 )

@@ -107,7 +107,7 @@ def test_sets_of_arms_that_may_be_compared_are_each_named():
     shown = compared(*arms, *others)
     assert [len(found) for found in shown.groups[0].comparable] == [2, 2]
     assert within(shown.groups[0], shown) == (
-        "Torch ddp 2x1, torch fabric 2x1; and torch accelerate 2x1, torch fsdp 2x1 may be compared."
+        "Torch ddp 2x1, torch fabric 2x1; and torch accelerate 2x1, torch fsdp 2x1 are comparable."
     )
 
 
@@ -367,9 +367,7 @@ def test_a_clear_claim_among_many_says_of_how_many():
         runs("tensorflow", "multiworker", SLOW),
         renamed("third", runs("torch", "ddp", SLOW)),
     )
-    assert shown.headline.endswith(
-        "It is the largest difference in speed shown in 3 pairs that may be compared, judged together at 95%."
-    )
+    assert shown.headline.endswith("It is the largest difference of 3 comparable pairs, judged together at 95%.")
 
 
 def test_pairs_with_too_few_rounds_are_not_called_equal():

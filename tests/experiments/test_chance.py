@@ -104,7 +104,7 @@ def test_of_many_arms_at_chance_no_pair_is_judged():
     third = of_classes(ddp(GUESSED))
     third.name = "third"
     shown = compared(of_classes(ddp(GUESSED)), of_classes(multiworker(GUESSED)), third)
-    assert shown.learning.headline == "Accuracy not judged: no arm that may be compared is shown to be above chance."
+    assert shown.learning.headline == "Accuracy not judged: no comparable arm is shown to be above chance."
     mixed = compared(of_classes(ddp(GUESSED)), of_classes(multiworker(GUESSED)), of_classes(renamed(ddp(SEEDS))))
     assert {claim.outcome for claim in mixed.learning.claims if claim.measure == "accuracy"} == {
         "not above chance",

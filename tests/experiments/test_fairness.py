@@ -28,7 +28,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.reasons == []
     differing = {row.setting for row in sheet.rows if not row.equal}
     assert differing == {"framework", "mode", "collective", "memory layout", "versions"}
-    assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all are equal that must be)"
+    assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all that must match do)"
 
 
 def test_replicas_on_one_gpu_are_compared_with_nothing():

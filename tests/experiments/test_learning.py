@@ -139,7 +139,7 @@ def test_what_decides_speed_alone_is_no_reason():
     slower = compared(ddp(), multiworker(emulated=True, profile="native", measured_steps=39))
     assert slower.claims[0].outcome == "NOT COMPARABLE"
     assert slower.headline.startswith("NOT COMPARABLE: every pair of arms differs in a setting that must be equal")
-    assert "No two arms may be compared in speed." in as_text(slower, 100)
+    assert "No two arms are comparable in speed." in as_text(slower, 100)
     assert of_accuracy(slower)[0].outcome == "the same within the margin"
     assert slower.learning.headline == of_accuracy(slower)[0].sentence
     other = {"workload": {"learning_rate": 0.1}}

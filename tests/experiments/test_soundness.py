@@ -218,7 +218,7 @@ def test_of_many_pairs_those_that_are_not_sound_are_named():
     assert shown.headline.endswith("; 2 of their 3 pairs are not judged: disturbed or too short runs.")
     every = compared(single(SLOW, **DISTURBED), jax_single(FAST, **DISTURBED), disturbed)
     assert every.headline.startswith("DISTURBED in 6 of 6 rounds: no claim. jax single 1x1 was 1.30")
-    assert every.headline.endswith(" Nothing is claimed of any of 3 pairs that may be compared.")
+    assert every.headline.endswith(" Nothing is claimed of any of 3 comparable pairs.")
 
 
 def test_a_speedup_of_disturbed_rounds_has_no_interval():

@@ -35,7 +35,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
     ended = add_rounds(begun, tmp_path, Watcher(), wide=lambda folder: None, until=0.02, budget_seconds=1e9)
     assert ended.repeats == 6
-    assert ended.stopped_by == "there was nothing to wait for: no two arms that run may be compared"
+    assert ended.stopped_by == "there was nothing to wait for: no two arms that run are comparable"
 
 
 def test_rounds_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
@@ -102,8 +102,8 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     shown = analyse(collect([tmp_path / "s"]))
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
     assert [[warning.kind for warning in row.warnings] for row in shown.arms] == [[], ["DISTURBED"]]
-    assert "- RUN AGAIN a: round 2: DISTURBED" in as_markdown(shown)
-    assert "RUN AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
+    assert "- REPEATED a: round 2: DISTURBED" in as_markdown(shown)
+    assert "REPEATED <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
 

@@ -45,7 +45,7 @@ def test_of_several_times_the_largest_difference_is_told():
     (claim,) = reached(1.0, 2.0).time_to_accuracy.claims
     others = [claim.model_copy(update={"ratio": ratio, "sentence": f"It is {ratio}."}) for ratio in (0.2, 1.5)]
     said = time_headline_of([], [claim, *others], 0.7)
-    assert said == "It is 0.2. It is the largest difference in time to accuracy shown in 3 pairs that may be compared."
+    assert said == "It is 0.2. It is the largest difference in time to accuracy of 3 comparable pairs."
     none = [made.model_copy(update={"outcome": "no difference shown"}) for made in others]
     assert time_headline_of([], none, 0.7).startswith("No difference in time to accuracy shown between")
     few = [none[0], none[1].model_copy(update={"outcome": "too few rounds"})]

@@ -34,11 +34,11 @@ def test_every_kind_has_a_letter_of_its_own():
 def test_each_remark_stands_at_its_arm_and_round(shown):
     remarks = remarks_of(shown)
     assert remarks.rounds == [1, 2, 3, 4, 5, 6, None]
-    assert [each.kind for each in remarks.at("torch ddp 2x1", 2)] == ["DISTURBED", "STALLED", "RUN AGAIN"]
+    assert [each.kind for each in remarks.at("torch ddp 2x1", 2)] == ["DISTURBED", "STALLED", "REPEATED"]
     assert remarks.at("torch ddp 2x1", 1) == []
     assert [each.kind for each in remarks.at("torch ddp 2x1", None)] == ["OUTLIERS"]
     assert [each.kind for each in remarks.at("tensorflow multiworker 2x1", 3)] == ["FAILED"]
-    assert remarks.kinds == ["FAILED", "DISTURBED", "STALLED", "RUN AGAIN", "OUTLIERS"]
+    assert remarks.kinds == ["FAILED", "DISTURBED", "STALLED", "REPEATED", "OUTLIERS"]
 
 
 @pytest.mark.seconds

@@ -35,7 +35,7 @@ def test_arms_stand_below_their_devices_with_their_scaling():
     assert re.match(r"  torch single 1x1 +100\.0 +- +0\.500  █+", one)
     assert re.match(r"  torch ddp 2x1 +80\.0 +0\.80x +0\.500  █+", two)
     assert len(two.split("█")) < len(one.split("█"))
-    assert lines[-1] == "On 2 devices: all but torch fabric 2x1 may be compared."
+    assert lines[-1] == "On 2 devices: all but torch fabric 2x1 are comparable."
 
 
 @pytest.mark.parametrize(
