@@ -11,7 +11,8 @@ _YELLOW = ("FIRST LOOK", "PARTIAL", *(kind for kind in MARKS if kind not in _RED
 VERDICTS = {
     rf"\b({'|'.join(_RED)})\b": "bold red",
     rf"\b({'|'.join(_YELLOW)})\b": "yellow",
-    r"\b([Nn]o difference( in \w+)? shown|No comparable pair .*?shows a difference|too few rounds|too short|Inconclusive)\b": "yellow",
+    r"\b([Nn]o difference( in \w+)? shown|too few rounds|too short|Inconclusive)\b": "yellow",
+    r"\bNo comparable pair .*?shows a difference\b": "yellow",
     r"(?<!NOT )\bCOMPARABLE\b|\bpass\b|[\d.]+ times as fast\b": "green",
 }
 """Pattern -> style; colours are of the sixteen that every terminal has."""
