@@ -23,8 +23,8 @@ class LivePage:
             file: of the page; it may lie in that directory.
 
         Raises:
-            RequestError: it is no name of a page, its directory cannot be written to, or the libraries that draw are
-                not installed.
+            RequestError: it is not a name for a page, its directory cannot be written to, or the libraries that draw
+                are not installed.
         """
         from dpcompare.report.charts import load_altair
 

@@ -33,7 +33,7 @@ def _methods(comparison: Comparison) -> Iterator[str]:
     if len(arms) == 1:
         yield f"{names} was trained {with_dpcompare}."
     else:
-        yield f"{len(arms)} arms were compared {with_dpcompare}: {names}."
+        yield f"{pluralize(len(arms), 'arm')} were compared {with_dpcompare}: {names}."
         yield (
             "All start from the same initial weights and train on the same batches in the same order, augmentation "
             "included, unless the fairness sheet names a difference; each run has processes of its own."
@@ -47,7 +47,7 @@ def _methods(comparison: Comparison) -> Iterator[str]:
         "median tenth of the measured steps."
     )
     if comparison.claims:
-        trimmed = f", without the largest and the smallest sixth from {ROUNDS_TO_TRIM} rounds on"
+        trimmed = f", without the largest and the smallest sixth from {pluralize(ROUNDS_TO_TRIM, 'round')} on"
         yield (
             "Two arms are compared by the geometric mean of the ratios of their speeds within rounds"
             f"{trimmed if comparison.repeats >= ROUNDS_TO_TRIM else ''}; all pairs together claim a difference where "

@@ -272,7 +272,7 @@ def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> A
 
 
 def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
-    text = f"{name}: {scaling.speedup:.2f} times the speed of one device, {scaling.efficiency:.0%} efficient"
+    text = f"{name}: {scaling.speedup:.2f}x the speed of one device, {scaling.efficiency:.0%} efficient"
     return {"arm": name, "devices": scaling.num_devices, "speedup": scaling.speedup, "text": text}
 
 

@@ -121,7 +121,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeyp
         ("nowhere/page.html", "expected a file in a directory that can be written to"),
     ],
 )
-def test_a_page_that_cannot_be_written_is_refused_before_the_study(tmp_path, monkeypatch, file, expected):
+def test_a_page_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, file, expected):
     monkeypatch.chdir(tmp_path)
     refused = invoke("compare", "--arm", "torch:single", *TINY, "--out", "out", "--html", file)
     assert (refused.code, refused.stdout) == (2, "")

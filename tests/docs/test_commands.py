@@ -44,7 +44,7 @@ WRITTEN = {
 def printed():
     """The commands of each page's blocks, then those between backticks, each once; not those cut short with dots."""
     lines = []
-    for page in ("README.md", "docs/start.md"):
+    for page in ("docs/start.md", "README.md"):  # where the run that was interrupted is continued first
         text = (ROOT / page).read_text()
         lines += [line for block in re.findall(r"```[a-z]*\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
         lines += re.findall(r"`(dpcompare \w+ [^`\n]+)`", text)

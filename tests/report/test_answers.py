@@ -47,7 +47,7 @@ def test_of_several_times_the_largest_difference_is_told():
     said = time_headline_of([], [claim, *others], 0.7)
     assert said == "It is 0.2. It is the largest difference in time to accuracy of 3 comparable pairs."
     none = [made.model_copy(update={"outcome": "no difference shown"}) for made in others]
-    assert time_headline_of([], none, 0.7).startswith("No difference in time to accuracy shown between")
+    assert time_headline_of([], none, 0.7).startswith("No comparable pair shows a difference in time to")
     few = [none[0], none[1].model_copy(update={"outcome": "too few rounds"})]
     assert time_headline_of([], few, 0.7).endswith("1 of 2 pairs is not judged.")
 

@@ -20,7 +20,7 @@ def test_the_entry_is_that_of_the_repository():
     assert entry.count("{") == entry.count("}")
 
 
-def test_the_paragraph_has_what_a_reader_needs_to_repeat_the_study():
+def test_the_paragraph_has_what_one_needs_to_repeat_it():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     paragraph = as_citation(priced(shown, 2.5)).split("\n\n")[0]
     for part in (

@@ -209,7 +209,7 @@ def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
 @pytest.mark.process
 def test_a_point_leads_to_its_run(open_page):
     page = open_page()
-    rows = page.get_by_role("region", name="Every run").last.locator("tr.current")
+    rows = page.get_by_role("region", name="Runs and their directories").locator("tr.current")
     page.locator("#plot-rounds .column [role=graphics-symbol][aria-roledescription=point]").nth(7).click()
     assert rows.count() == 1
     assert rows.is_visible()

@@ -117,7 +117,9 @@ def test_no_figure_of_the_report_is_without_a_field():
         "arm": "arm", "topology": "nodes", "rounds": "round", "jitter": "arm_jitter_images_per_second",
         "accuracy over seeds": "arm_accuracy_mean", "evaluation loss over seeds": "arm_evaluation_loss_mean",
         "to target (s)": "seconds_to_target", "to target (steps)": "steps_to_target",
-        "to target (images)": "images_to_target", "to target (J)": "joules_to_target", "efficiency": "arm_efficiency",
+        "to target (images)": "images_to_target", "to target (J)": "joules_to_target",
+        "to target ($)": "arm_dollars_to_target",
+        "$ per million images": "arm_dollars_per_million_images", "efficiency": "arm_efficiency",
     }  # fmt: skip
     of_table = {row.column.title for row in FIGURES.values() if row.column}
     assert set(COLUMNS) == set(others) | of_table
