@@ -489,7 +489,7 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     for file in files:
         assert "Predicted, not measured" in file.read_text()
         assert "no accuracy is claimed" in file.read_text()
-    assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
+    assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".pdf", ".png", ".svg"}
 
 
 def test_a_plan_and_a_projection_of_the_same_machines_agree():
