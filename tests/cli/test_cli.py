@@ -110,7 +110,7 @@ REFUSED = {
         "float16.toml:1: key 'precision'.*use bfloat16",
     ),
     "an optimizer of another name": ([*TORCH, "--optimizer", "AdamW"], "received AdamW; adam with a weight decay"),
-    "unknown model": ([*TORCH, "--model", "resnet50"], "unknown model 'resnet50'"),
+    "unknown model": ([*TORCH, "--model", "resnext"], "unknown model 'resnext'"),
     "unknown augmentation": ([*TORCH, "--augment", "flip,rotate"], "unknown augmentation 'rotate'"),
     "dataset that is missing": ([*TORCH, "--dataset", "no/where"], "dataset 'no/where' does not exist"),
     "dataset of the hub": ([*TORCH, "--dataset", "mnist"], "Did you mean 'hf:ylecun/mnist'"),
