@@ -166,7 +166,7 @@ class StudyOptions:
     html: Path | None = option(
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Write the page of the report after every run; an open one loads itself again.",
+        help="Write the HTML report after every run; a browser that shows it reloads it.",
     )
     dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")

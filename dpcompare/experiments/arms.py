@@ -107,7 +107,7 @@ def expand_arms(
                 refusals.append(_refusal(request, topology, error))
                 continue
             if arm.config.cluster.device_type in arm.config.mode_row.emulated_on and not emulated:
-                reason = "it is emulated here, so that its speed says nothing; name all arms to have it among them"
+                reason = "it is emulated here, so its speed says nothing about the mode; to include it, name every arm"
                 refusals.append(Refusal(arm=request.text, reason=reason, is_wrong=False))
                 break  # on its other topologies too
             if arm.name in found:

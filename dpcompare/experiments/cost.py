@@ -13,7 +13,7 @@ def dollars_per_million_images(dollars_per_device_hour: float, num_devices: int,
 def priced(comparison: Comparison, dollars_per_device_hour: float) -> Comparison:
     """The comparison with what its arms cost, where they have a speed, and seconds to a target."""
     arms = [_priced(row, dollars_per_device_hour) for row in comparison.arms]
-    measured = f"{comparison.measured} · ${dollars_per_device_hour:g} per device and hour"
+    measured = f"{comparison.measured} · ${dollars_per_device_hour:g} per device-hour"
     return comparison.model_copy(
         update={"arms": arms, "dollars_per_device_hour": dollars_per_device_hour, "measured": measured}
     )

@@ -35,8 +35,8 @@ def _methods(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"{pluralize(len(arms), 'arm')} were compared {with_dpcompare}: {names}."
         yield (
-            "All start from the same initial weights and train on the same batches in the same order, augmentation "
-            "included, unless the fairness sheet names a difference; each run has processes of its own."
+            "Within a round all start from the same initial weights and train on the same batches in the same order, "
+            "augmentation included, unless a difference is named here; each run has processes of its own."
         )
     if comparison.order_seed is not None:
         yield (f"Within a round the arms ran one after the other, in an order drawn from seed {comparison.order_seed}.")
@@ -65,5 +65,6 @@ def _methods(comparison: Comparison) -> Iterator[str]:
 def _equality(comparison: Comparison) -> str:
     """What the fairness sheet says."""
     if not comparison.reasons:
-        return f"All arms had the same settings: {comparison.summary}."
+        subject = f" The comparison is about {joined(comparison.subject)}." if comparison.subject else ""
+        return f"Fairness sheet of all arms: {comparison.summary}.{subject}"
     return f"The arms differ in what must be equal for a comparison of all of them: {joined(comparison.reasons)}."

@@ -28,8 +28,8 @@ def test_the_paragraph_has_what_one_needs_to_repeat_it():
         "): torch ddp 2x1 (6 rounds) and tensorflow multiworker 2x1 (6 rounds).",
         shown.measured,
         "with a probability of at most 5%.",
-        "COMPARABLE",
-        "$2.5 per device and hour",
+        f"Fairness sheet of all arms: {shown.summary}.",
+        "$2.5 per device-hour",
         "Versions: ",
     ):
         assert part in paragraph
@@ -49,5 +49,5 @@ def test_only_what_was_run_is_said_to_be_compared():
 def test_arms_that_are_not_alike_are_not_said_to_be():
     shown = compared(runs("torch", "ddp", FAST), runs("torch", "ddp", SLOW, precision="bfloat16"))
     paragraph = as_citation(shown)
-    assert "had the same settings" not in paragraph
+    assert "Fairness sheet of all arms: COMPARABLE" not in paragraph
     assert f"The arms differ in what must be equal for a comparison of all of them: {shown.reasons[0]}" in paragraph
