@@ -166,7 +166,7 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     are = "is" if same == 1 else "are"
     noted = f"; of {at_chance} neither arm is shown to be above chance" if at_chance else ""
     return (
-        f"No comparable pair shows a difference in accuracy; {same} of their {len(judged)} "
+        f"No comparable pair shows a difference in accuracy; {same} of the {len(judged)} "
         f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}{noted}."
     )
 

@@ -135,7 +135,7 @@ def _undecided_headline(judged: Sequence[ClaimRow], rows: Sequence[ArmRow], *, n
             next(iter(why)) if len(why) == 1 else joined([f"{count} with {reason}" for reason, count in why.items()])
         )
         return (
-            f"No comparable pair that was judged shows a difference in speed; {left_out} of their {len(judged)} pairs "
+            f"No comparable pair that was judged shows a difference in speed; {left_out} of the {len(judged)} pairs "
             f"{'is' if left_out == 1 else 'are'} not judged: {reasons}."
         )
     largest = _largest(judged)

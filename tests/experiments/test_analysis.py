@@ -372,7 +372,7 @@ def test_a_clear_claim_among_many_says_of_how_many():
 def test_pairs_with_too_few_rounds_are_not_called_equal():
     few = renamed("third", runs("torch", "ddp", [*SLOW[:3], None, None, None]))
     shown = compared(runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", SLOW[::-1]), few)
-    assert "; 2 of their 3 pairs are not judged: too few rounds." in shown.headline
+    assert "; 2 of the 3 pairs are not judged: too few rounds." in shown.headline
 
 
 def test_what_one_study_is_about_excuses_no_other():

@@ -120,7 +120,7 @@ def test_one_arm_has_its_accuracy_and_nothing_to_compare():
 
 def test_one_pair_of_three_is_shown_to_be_equal():
     other = varied(runs("torch", "fabric", SPEEDS), SEEDS[::-1])
-    assert "; 1 of their 3 pairs is shown to be equally" in compared(ddp(), multiworker(), other).learning.headline
+    assert "; 1 of the 3 pairs is shown to be equally" in compared(ddp(), multiworker(), other).learning.headline
 
 
 def test_seeds_that_differ_within_a_round_are_no_pair():

@@ -215,7 +215,7 @@ def test_a_pair_that_is_not_sound_takes_its_part_of_the_level():
 def test_of_many_pairs_those_that_are_not_sound_are_named():
     disturbed = renamed("third", jax_single(SLOW, **DISTURBED))
     shown = compared(single(SLOW), jax_single(SLOW[::-1]), disturbed)
-    assert shown.headline.endswith("; 2 of their 3 pairs are not judged: disturbed or too short runs.")
+    assert shown.headline.endswith("; 2 of the 3 pairs are not judged: disturbed or too short runs.")
     every = compared(single(SLOW, **DISTURBED), jax_single(FAST, **DISTURBED), disturbed)
     assert every.headline.startswith("DISTURBED in 6 of 6 rounds: no claim. jax single 1x1 was 1.30")
     assert every.headline.endswith(" Nothing is claimed of any of 3 comparable pairs.")
