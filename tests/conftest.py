@@ -122,6 +122,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path_factory.mktemp("environments")))
+        patch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "")  # no test asks a host on the network
         # Another framework would start after the first round of every study; tests/contract/test_late_step.py has it.
         patch.setattr("dpcompare.experiments.study.LATE_STEP_ROUND", 0)
         yield

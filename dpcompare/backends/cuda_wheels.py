@@ -110,6 +110,8 @@ class CudaWheels(BaseModel):
     """Distributions that claim the same files: the one installed last has overwritten the other."""
     finds_cudnn: bool
     """Whether the system brings cuDNN, as images of NVIDIA's and environments of conda do."""
+    for_cpus: dict[str, str] = {}
+    """Distributions whose version says that they were built for CPUs, as `2.14.1+cpu` does: name -> version."""
 
 
 _ASK = """
@@ -117,9 +119,11 @@ import json, os, sys
 from ctypes.util import find_library
 from glob import glob
 from importlib import metadata
-versions, owners = {}, {}
+versions, owners, for_cpus = {}, {}, {}
 for distribution in metadata.distributions():
     name = distribution.metadata["Name"] or ""
+    if distribution.version.endswith("+cpu"):
+        for_cpus[name] = distribution.version
     if name.startswith(("nvidia-", "jax-cuda")):
         versions[name] = distribution.version
         for file in distribution.files or ():
@@ -128,7 +132,9 @@ for distribution in metadata.distributions():
 claimed = sorted({" and ".join(sorted(names)) for names in owners.values() if len(names) > 1})
 folders = [sys.prefix + "/lib", *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
 finds_cudnn = bool(find_library("cudnn")) or any(glob(folder + "/libcudnn.so*") for folder in folders if folder)
-print(json.dumps({"versions": versions, "claimed_twice": claimed, "finds_cudnn": finds_cudnn}))
+print(json.dumps({
+    "versions": versions, "claimed_twice": claimed, "finds_cudnn": finds_cudnn, "for_cpus": for_cpus,
+}))
 """
 
 
@@ -169,12 +175,14 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             "of its own, or name yours with --python FRAMEWORK=PATH",
         )
     row = FRAMEWORKS[framework]
+    if for_cpus := wheels.for_cpus.keys() & set(row.packages):
+        found = " and ".join(f"{name} {wheels.for_cpus[name]}" for name in sorted(for_cpus))
+        return CudaProblem(f"the {found} of {python} was built for CPUs", _with_cuda(framework, python))
     brought_by_system = row.takes_system_cudnn and wheels.finds_cudnn
     if row.cuda_distributions and not brought_by_system and not wheels.versions.keys() & set(row.cuda_distributions):
         return CudaProblem(
             f"the {framework} of {python} has no CUDA libraries (none of {', '.join(row.cuda_distributions)})",
-            f"`dpcompare setup --frameworks {framework}` makes an environment that has them, or: {python} -m pip "
-            f"install 'dpcompare[{','.join(gpu_extras(framework))}]'{_apart(framework)}",
+            _with_cuda(framework, python),
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and max(driver, _compatibility() or driver) < LEAST_DRIVER[cuda]:
@@ -188,6 +196,13 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             is_of_driver=True,
         )
     return None
+
+
+def _with_cuda(framework: str, python: str) -> str:
+    return (
+        f"`dpcompare setup --frameworks {framework}` makes an environment that has CUDA's, or: {python} -m pip install "
+        f"'dpcompare[{','.join(gpu_extras(framework))}]'{_apart(framework)}"
+    )
 
 
 def gpu_extras(framework: str) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ READ_ELSEWHERE = frozenset(
         *("CACHE_DIR", "ENVIRONMENTS_DIR", "AGENT_PID", "POD_IP"),
         *(f"{framework.upper()}_PYTHON" for framework in FRAMEWORKS),
     )
-)
+) | {row.cpu_index.variable for row in FRAMEWORKS.values() if row.cpu_index}
 """Variables that are no options of a command."""
 
 

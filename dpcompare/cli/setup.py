@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     type=Names(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="auto: for GPUs if there are any. gpu: for GPUs, even where there are none, as on a login node.",
+    help="auto: for GPUs if there are any. gpu: for GPUs, even if there are none, as on a login node. cpu: builds for "
+    "CPUs, a third of the size.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be installed, and install nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -41,19 +43,26 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     is installed and with venv and pip otherwise; the other commands find it by themselves. Run it again to continue an
     interrupted set-up. DPCOMPARE_ENVIRONMENTS_DIR names another folder for the environments, for all commands. Exit
     code 3: a framework still cannot be used.
+
+    Without GPUs, torch comes from PyTorch's index of builds for CPUs, if that can be reached. DPCOMPARE_TORCH_CPU_INDEX
+    gives the address of a mirror; empty, it leaves them out.
     """
-    from dpcompare.launch.setup import make, needs, require_space
+    from dpcompare.launch.setup import make, needs, require_space, sizes_of
 
     found = needs(_frameworks(frameworks), _device_type(device))
     to_make = [need for need in found if need.requirements]
     for need in found:
         _say(need)
+    if len(to_make) > 1:
+        click.echo(f"together {sizes_of(to_make).in_words}", err=True)
     if not dry_run:
         require_space(to_make)
-        made = {need.framework: make(need) for need in to_make}
+        made = {}
+        for need in to_make:
+            start = time.monotonic()
+            made[need.framework] = make(need)
+            _say(made[need.framework], f" (made in {time.monotonic() - start:.0f} s)")
         found = [made.get(need.framework, need) for need in found]
-        for need in made.values():
-            _say(need)
     if as_json:
         print_json({"frameworks": [{**dataclasses.asdict(need), "usable": need.is_met} for need in found]})
     return 0 if dry_run or all(need.is_met for need in found) else EXIT_NEGATIVE
@@ -76,19 +85,26 @@ def _device_type(device: str) -> DeviceType:
     return "gpu" if gpus or device == "gpu" else "cpu"
 
 
-def _say(need: Need) -> None:
-    """A line or two on stderr."""
-    from dpcompare.launch.setup import sizes
+def _say(need: Need, time_taken: str = "") -> None:
+    """A few lines on stderr."""
+    from dpcompare.launch.setup import sizes_of
     from dpcompare.system.python_environment import installer_name
 
     if need.is_met:
-        click.echo(f"{need.framework}: usable, {need.python}", err=True)
+        click.echo(f"{need.framework}: usable, {need.python}{time_taken}", err=True)
         return
     click.echo(f"{need.framework}: {need.lacks}", err=True)
-    if need.requirements:
-        size = sizes(need)
+    index = FRAMEWORKS[need.framework].cpu_index
+    if index and need.index and not need.first:
         click.echo(
-            f"  {installer_name()} makes an environment for it, {need.python}, with {' '.join(need.requirements)}; "
-            f"about {size.download:g} GB to download, {size.on_disk:g} GB on disk",
+            f"  {need.index} (builds for CPUs) cannot be reached: the usual builds bring CUDA's libraries; "
+            f"{index.variable} names a mirror",
+            err=True,
+        )
+    if need.requirements:
+        first = f"{' '.join(need.first)} from {need.index}, and " if need.first else ""
+        click.echo(
+            f"  {installer_name()} makes an environment for it, {need.python}, with {first}"
+            f"{' '.join(need.requirements)}; {sizes_of([need]).in_words}",
             err=True,
         )

@@ -14,6 +14,23 @@ class Sizes:
     download: float
     on_disk: float
 
+    @property
+    def in_words(self) -> str:
+        return f"about {self.download:g} GB to download, {self.on_disk:g} GB on disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuIndex:
+    """A package index with builds for CPUs of what the usual index has with CUDA's libraries."""
+
+    url: str
+    variable: str
+    """Gives the address of a mirror of it; empty: the usual builds are taken."""
+    distributions: tuple[str, ...]
+    """What is taken from it, of the framework's extra."""
+    sizes: Sizes
+    """Of an environment with these builds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
@@ -24,7 +41,9 @@ class Framework:
     extras: Mapping[Literal["cpu", "gpu"], tuple[str, ...]]
     """Device type -> the extras of dpcompare that `setup` installs for all of its modes."""
     sizes: Mapping[Literal["cpu", "gpu"], Sizes]
-    """Device type -> of such an environment."""
+    """Device type -> of such an environment, from the usual index."""
+    cpu_index: CpuIndex | None = None
+    """None: the usual index has a build for CPUs."""
     extras_of_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Major version of CUDA -> the extras that `setup` installs in place of those for GPUs where the driver runs it."""
     wheels_of_cuda: Mapping[int, str] = field(default_factory=dict)
@@ -67,6 +86,12 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("torch", "timm"),
         extras={"cpu": TORCH_EXTRAS, "gpu": TORCH_EXTRAS},
         sizes={"cpu": TORCH_SIZES, "gpu": TORCH_SIZES},
+        cpu_index=CpuIndex(
+            url="https://download.pytorch.org/whl/cpu",
+            variable="DPCOMPARE_TORCH_CPU_INDEX",
+            distributions=("torch", "torchvision"),
+            sizes=Sizes(download=0.5, on_disk=2),
+        ),
         wheels_of_cuda={12: "--upgrade torch torchvision --index-url https://download.pytorch.org/whl/cu126"},
         variables=("PYTORCH_", "TORCH"),
         rendezvous_variables=(
@@ -87,8 +112,8 @@ print(json.dumps(torch.cuda.get_arch_list() or flags.split()))
     ),
     "tensorflow": Framework(
         packages=("tensorflow", "keras"),
-        extras={"cpu": ("tensorflow",), "gpu": ("tensorflow-cuda",)},
-        sizes={"cpu": Sizes(download=1, on_disk=3), "gpu": Sizes(download=3, on_disk=7)},
+        extras={"cpu": ("tensorflow-cpu",), "gpu": ("tensorflow-cuda",)},
+        sizes={"cpu": Sizes(download=0.5, on_disk=2), "gpu": Sizes(download=3, on_disk=7)},
         cuda_distributions=("nvidia-cudnn-cu12",),
         takes_system_cudnn=True,
         variables=("TF_", "XLA_FLAGS"),

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
@@ -42,6 +45,10 @@ class Need:
     """Why no interpreter that is there can be used; empty where one can."""
     requirements: tuple[str, ...] = ()
     """What is to be installed, as pip takes it on its command line; nothing where no environment is to be made."""
+    first: tuple[str, ...] = ()
+    """What is installed before that: builds for CPUs, from an index of their own."""
+    index: str = ""
+    """The address of that index, also if it cannot be reached and nothing comes from it."""
 
     @property
     def is_met(self) -> bool:
@@ -82,6 +89,8 @@ def interpreter_made_for(framework: str) -> str | None:
 def _is_made(framework: str, device: DeviceType) -> bool:
     """Whether it is made with the extras that would be taken now, or those that were while the driver was older."""
     row = FRAMEWORKS[framework]
+    if device == "gpu" and environment_of(framework).first:
+        return False  # builds for CPUs
     possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else ())]
     return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
 
@@ -112,13 +121,43 @@ def _need(framework: str, device: DeviceType) -> Need:
     if lack.is_final or (_is_made(framework, device) and not _missing(framework, python)):
         return Need(framework=framework, device=device, python=python, lacks=lack.text)
     environment = environment_of(framework)
+    index = _cpu_index(framework) if device == "cpu" else None
     return Need(
         framework=framework,
         device=device,
         python=environment.python,
         lacks="its environment was not finished" if environment.is_unfinished else lack.text,
         requirements=_requirements(_extras(framework, device)),
+        first=_of_cpu_index(framework) if index and _answers(index) else (),
+        index=index or "",
     )
+
+
+REACHED_SECONDS = 10.0
+
+
+def _cpu_index(framework: str) -> str | None:
+    """The address of the index with a framework's builds for CPUs; None: the usual one is taken."""
+    row = FRAMEWORKS[framework].cpu_index
+    return os.environ.get(row.variable, row.url).rstrip("/") or None if row else None
+
+
+def _answers(index: str) -> bool:
+    """Whether an index can be reached; what it has is seen when it is installed from."""
+    try:
+        with urlopen(f"{index}/", timeout=REACHED_SECONDS):
+            return True
+    except (OSError, HTTPException, ValueError):  # no network, no such host, refused by a proxy, no address at all
+        return False
+
+
+def _of_cpu_index(framework: str) -> tuple[str, ...]:
+    """What is taken from it, as pip takes it, in the versions that dpcompare's extra asks for."""
+    row = FRAMEWORKS[framework].cpu_index
+    assert row is not None
+    wanted = (requirement.partition(";")[0].strip() for requirement in _distribution().requires or ())
+    named = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower(): requirement for requirement in wanted}
+    return tuple(named.get(name, name) for name in row.distributions)
 
 
 class _Lack(NamedTuple):
@@ -194,16 +233,18 @@ def _distribution() -> metadata.Distribution:
         ) from None
 
 
-def sizes(need: Need) -> Sizes:
-    """The sizes of the environment that is to be made."""
-    return FRAMEWORKS[need.framework].sizes[need.device]
+def sizes_of(wanted: Sequence[Need]) -> Sizes:
+    """The sizes of the environments that are to be made, together."""
+    rows = [(FRAMEWORKS[need.framework], need) for need in wanted]
+    each = [row.cpu_index.sizes if row.cpu_index and need.first else row.sizes[need.device] for row, need in rows]
+    return Sizes(download=sum(size.download for size in each), on_disk=sum(size.on_disk for size in each))
 
 
 def require_space(wanted: Sequence[Need]) -> None:
     """Raise RequestError unless the disk has room for the environments to be made."""
     folder = environments_dir()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free, needed = shutil.disk_usage(there).free / 1e9, sum(sizes(need).on_disk for need in wanted)
+    free, needed = shutil.disk_usage(there).free / 1e9, sizes_of(wanted).on_disk
     if free < needed:
         raise RequestError(
             f"{str(folder)!r} is on a disk with {free:.1f} GB free, expected about {needed:.0f} GB for the "
@@ -226,7 +267,7 @@ def make(need: Need) -> Need:
             f"{str(folder)!r} cannot be made ({error.strerror}); name another folder with DPCOMPARE_ENVIRONMENTS_DIR"
         ) from None
     with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
-        environment_of(need.framework).make(need.requirements, _origin())
+        environment_of(need.framework).make(need.requirements, _origin(), first=need.first, index=need.index)
     cuda_wheels_of.cache_clear()
     lack = _lack(need.framework, need.python, need.device)
-    return replace(need, lacks=lack.text if lack else "", requirements=())
+    return replace(need, lacks=lack.text if lack else "", requirements=(), first=(), index="")

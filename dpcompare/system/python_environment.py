@@ -69,9 +69,14 @@ class _Record(BaseModel):
 
     requirements: tuple[str, ...]
     """The requirements as pip takes them on its command line."""
+    first: tuple[str, ...] = ()
+    """What was installed before them, such as builds from another index."""
     origin: str
     """What the requirements do not say of where they come from."""
     finished: bool
+
+    def is_of(self, requirements: Sequence[str], origin: str) -> bool:
+        return (self.requirements, self.origin) == (tuple(requirements), origin)
 
 
 class PythonEnvironment:
@@ -94,8 +99,14 @@ class PythonEnvironment:
 
     def has(self, requirements: Sequence[str], origin: str) -> bool:
         """Whether it is finished and was made with these requirements, from there."""
-        made = _Record(requirements=tuple(requirements), origin=origin, finished=True)
-        return self.is_finished and self._record() == made
+        record = self._record()
+        return self.is_finished and record is not None and record.is_of(requirements, origin)
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """What was installed before its requirements."""
+        record = self._record()
+        return record.first if record else ()
 
     @property
     def is_unfinished(self) -> bool:
@@ -103,7 +114,7 @@ class PythonEnvironment:
         record = self._record()
         return record is not None and not record.finished
 
-    def make(self, requirements: Sequence[str], origin: str) -> None:
+    def make(self, requirements: Sequence[str], origin: str, *, first: Sequence[str] = (), index: str = "") -> None:
         """Make it, again if it is there already; what the installer says goes to stderr.
 
         It starts from nothing, since an interrupted installer leaves distributions of which a part is missing. What was
@@ -112,6 +123,8 @@ class PythonEnvironment:
         Args:
             requirements: as pip takes them on its command line.
             origin: what they do not say of where they come from, such as a checksum.
+            first: what is installed before them: what they need of it is there then.
+            index: the address that all of `first` comes from.
 
         Raises:
             RequestError: the folder holds something else, which is left alone.
@@ -122,12 +135,13 @@ class PythonEnvironment:
                 f"{str(self.folder)!r} is not an environment that dpcompare made, and is left alone; expected a path "
                 "where nothing is: move it away"
             )
-        record = _Record(requirements=tuple(requirements), origin=origin, finished=False)
+        record = _Record(requirements=tuple(requirements), first=tuple(first), origin=origin, finished=False)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         write_document(record, self._record_file)
         if self.folder.exists():
             shutil.rmtree(self.folder)
-        for argv in self._commands(requirements):
+        before = [self._installation(first, index)] if first else []
+        for argv in [self._creation(), *before, self._installation(requirements)]:
             if status := run_command(argv, seconds=inf, shown=True).returncode:
                 raise RunFailedError(
                     f"{' '.join(argv)} ended with status {status}, see above; run `dpcompare setup` again to "
@@ -136,18 +150,19 @@ class PythonEnvironment:
                 )
         write_document(record.model_copy(update={"finished": True}), self._record_file)
 
-    def _commands(self, requirements: Sequence[str]) -> list[list[str]]:
-        """Command lines that create it and install into it."""
+    def _creation(self) -> list[str]:
         if installer_name() == "uv":
-            return [
-                # --seed: with pip, which other advice of ours asks for.
-                ["uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(self.folder)],
-                ["uv", "pip", "install", "--python", self.python, *requirements],
-            ]
-        return [
-            [sys.executable, "-m", "venv", str(self.folder)],
-            [self.python, "-m", "pip", "install", "--disable-pip-version-check", *requirements],
-        ]
+            # --seed: with pip, which other advice of ours asks for.
+            return ["uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(self.folder)]
+        return [sys.executable, "-m", "venv", str(self.folder)]
+
+    def _installation(self, requirements: Sequence[str], index: str = "") -> list[str]:
+        if installer_name() == "uv":
+            # Not --index-url, which UV_DEFAULT_INDEX outdoes.
+            named = ["--default-index", index] if index else []
+            return ["uv", "pip", "install", "--python", self.python, *named, *requirements]
+        named = ["--index-url", index] if index else []
+        return [self.python, "-m", "pip", "install", "--disable-pip-version-check", *named, *requirements]
 
     def _record(self) -> _Record | None:
         try:

@@ -4,8 +4,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +24,11 @@ from tests.support.command import invoke, start
 from tests.support.wheels import write_wheel
 
 EXTRAS = {
-    "torch": ["torch", "timm"],
+    "torch": ["torch>=2.8", "timm", "torchvision"],
     "fabric": [],
     "accelerate": [],
     "tensorflow": ["tensorflow", "keras"],
+    "tensorflow-cpu": ["tensorflow-cpu", "keras"],
     "tensorflow-cuda": ["tensorflow", "keras", "nvidia-cudnn-cu12"],
     "jax": ["jax", "jaxlib"],
     "jax-cuda": ["jax", "jaxlib", "jax-cuda12-plugin"],
@@ -52,8 +57,9 @@ def index(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     folder.mkdir()
     write_wheel(folder, "dpcompare", __version__, extras=EXTRAS)
-    for name in ("torch", "timm", "tensorflow", "keras", "jax", "jaxlib"):
+    for name in ("torch", "torchvision", "timm", "tensorflow", "keras", "jax", "jaxlib"):
         write_wheel(folder, name)
+    write_wheel(folder, "tensorflow-cpu", modules=["tensorflow"])
     for name in ("nvidia-cudnn-cu12", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         write_wheel(folder, name, modules=[])
     for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
@@ -75,7 +81,93 @@ def index(tmp_path, monkeypatch):
 def installed_from(origin, record=""):
     """importlib.metadata's `distribution`, where dpcompare was installed from somewhere; None: from an index."""
     files = {"direct_url.json": None if origin is None else json.dumps(origin), "RECORD": record}
-    return lambda name: SimpleNamespace(read_text=files.get)
+    return lambda name: SimpleNamespace(read_text=files.get, requires=REQUIRES)
+
+
+REQUIRES = ["click>=8.2", "torchvision>=0.23; extra == 'torch'", 'torch>=2.8; extra == "torch"']
+
+
+@pytest.fixture
+def indexes(index, tmp_path, monkeypatch):
+    """Two indexes over HTTP, all that pip and uv know: the usual one, and one with builds of torch for CPUs."""
+    root = tmp_path / "indexes"
+    for wheel in index.glob("*.whl"):
+        folder = root / "usual" / wheel.name.split("-")[0].replace("_", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel.rename(folder / wheel.name)
+    for name in ("torch", "torchvision"):
+        (root / "cpu" / name).mkdir(parents=True)
+        write_wheel(root / "cpu" / name, name, "98.0+cpu")
+    for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "PIP_FIND_LINKS", "UV_FIND_LINKS"):
+        monkeypatch.delenv(name)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
+        monkeypatch.setenv(name, f"{address}/usual")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", f"{address}/cpu/")
+    yield root
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def versions_of(environments, framework):
+    """Distribution -> version, in the environment that was made for a framework."""
+    program = "import json, importlib.metadata as m; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    done = subprocess.run(
+        [environments / framework / "bin" / "python", "-c", program], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypatch, installer):
+    if installer == "pip":
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    done = invoke("setup", "--device", "cpu")
+    assert done.code == 0, done.stderr
+    assert f"{installer} makes an environment" in done.stderr
+    address = os.environ["DPCOMPARE_TORCH_CPU_INDEX"].rstrip("/")
+    wanted = f"with torch>=2.8 torchvision>=0.23 from {address}, and dpcompare[torch,fabric,accelerate]"
+    assert wanted in done.stderr
+    assert "about 0.5 GB to download, 2 GB on disk" in done.stderr
+    assert "together about 1 GB to download, 4 GB on disk" in done.stderr
+    assert "torch/bin/python (made in " in done.stderr
+    found = versions_of(environments, "torch")
+    assert (found["torch"], found["torchvision"], found["timm"]) == ("98.0+cpu", "98.0+cpu", "99.0")
+    assert "tensorflow-cpu" in versions_of(environments, "tensorflow")
+    assert invoke("setup", "--device", "cpu").stderr.count(": usable, ") == 2
+
+    # The same folder on a machine with GPUs: builds for CPUs are not what it needs.
+    done = invoke("setup", "--frameworks", "torch", "--device", "gpu")
+    assert done.code == 0, done.stderr
+    assert "the torch 98.0+cpu of " in done.stderr
+    assert "was built for CPUs" in done.stderr
+    assert versions_of(environments, "torch")["torch"] == "99.0"
+    assert "torch: usable" in invoke("setup", "--frameworks", "torch", "--device", "cpu").stderr
+
+
+def test_an_index_that_cannot_be_reached_is_said(environments, index, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "http://127.0.0.1:9/cpu")
+    said = invoke("setup", "--frameworks", "torch", "--device", "cpu", "--dry-run")
+    assert said.code == 0
+    assert "http://127.0.0.1:9/cpu (builds for CPUs) cannot be reached" in said.stderr
+    assert "about 3 GB to download, 7 GB on disk" in said.stderr
+    assert ", and dpcompare" not in said.stderr
+    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "nonsense")
+    assert "nonsense (builds for CPUs) cannot be reached" in invoke("setup", "--dry-run", "--device", "cpu").stderr
+    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "")
+    assert "builds for CPUs" not in invoke("setup", "--dry-run", "--device", "cpu").stderr
 
 
 def test_with_gpus_each_framework_gets_an_environment(environments, index, install_gpus):
@@ -200,7 +292,7 @@ def test_a_full_disk_is_told_before_anything_is_made(environments, index, monkey
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
     refused = invoke("setup", "--device", "cpu")
     assert refused.code == 2
-    assert "5.0 GB free, expected about 10 GB" in refused.stderr
+    assert "5.0 GB free, expected about 9 GB" in refused.stderr
     assert not environments.exists()
 
 
@@ -291,15 +383,15 @@ def test_a_folder_that_cannot_be_made_is_refused(index, environments, tmp_path, 
 @pytest.mark.parametrize(
     ("origin", "requirement"),
     [
-        (None, (f"dpcompare[tensorflow]=={__version__}",)),
+        (None, (f"dpcompare[tensorflow-cpu]=={__version__}",)),
         (
             {"url": "file:///home/me/a%20clone", "dir_info": {"editable": True}},
-            ("--editable", "/home/me/a clone[tensorflow]"),
+            ("--editable", "/home/me/a clone[tensorflow-cpu]"),
         ),
-        ({"url": "file:///src", "dir_info": {}}, ("dpcompare[tensorflow] @ file:///src",)),
+        ({"url": "file:///src", "dir_info": {}}, ("dpcompare[tensorflow-cpu] @ file:///src",)),
         (
             {"url": "https://example.org/d.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
-            ("dpcompare[tensorflow] @ git+https://example.org/d.git@abc",),
+            ("dpcompare[tensorflow-cpu] @ git+https://example.org/d.git@abc",),
         ),
     ],
 )
