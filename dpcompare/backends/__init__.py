@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dpcompare.backends.availability import require_mode
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.python_environment import find_object
 
 if TYPE_CHECKING:
     from dpcompare.backends.base import Backend
@@ -28,14 +29,36 @@ def known_mode(framework: str, mode: str) -> Mode:
     return MODES[framework, mode]
 
 
-def load_backend(framework: str, mode: str) -> type[Backend]:
+def load_backend(framework: str, mode: str, own: str | None = None) -> type[Backend]:
     """Import the framework and return the backend class of one of its modes.
 
+    Args:
+        framework: a row of FRAMEWORKS.
+        mode: how its processes are started.
+        own: `package.module:CLASS` of a user's backend, which is returned in the place of the mode's.
+
     Raises:
-        RequestError: there is no such mode, or the framework is not installed.
+        RequestError: there is no such mode, the framework is not installed, or a user's class is no backend.
     """
     row = known_mode(framework, mode)
     require_mode(framework, mode)
+    if own is not None:
+        return _own_backend(own)
     module, name = row.target.split(":")
     backend: type[Backend] = getattr(import_module(f"dpcompare.backends.{module}"), name)
     return backend
+
+
+def _own_backend(name: str) -> type[Backend]:
+    from dpcompare.backends.base import Backend
+
+    found = find_object(name, "backend")
+    if not isinstance(found, type) or not issubclass(found, Backend):
+        kind = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise RequestError(
+            f"backend: {name!r} is {kind}; expected a subclass of dpcompare.backends.base.Backend, such as one of "
+            "load_backend(framework, mode)"
+        )
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise RequestError(f"backend: {name!r} lacks {', '.join(missing)}; expected all methods of Backend")
+    return found

@@ -13,10 +13,10 @@ from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
-from dpcompare.models.custom import module_digests, source_sha256
 from dpcompare.models.state import Gradients
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.secrets import is_secret
+from dpcompare.system.user_modules import module_digests, source_sha256
 
 PREFIXES = (
     "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "JAX_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
@@ -157,6 +157,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "batchnorm_epsilon": "of the model" if custom else model_of(workload.model).batchnorm_epsilon,
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
         "model_modules": module_digests(workload.model) if custom else {},
+        **_of_own_backend(config.backend),
         "dropout": _drop_rate(workload, "dropout"),
         "stochastic_depth": _drop_rate(workload, "stochastic depth"),
         "tf32": config.allows_tf32,
@@ -166,6 +167,11 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "allocator": _allocator(),
         "environment": speed_variables(threads=config.topology.threads_per_process),
     }
+
+
+def _of_own_backend(name: str | None) -> dict[str, Any]:
+    """The source of a user's backend; nothing where the run has that of its mode."""
+    return {"backend_source": source_sha256(name), "backend_modules": module_digests(name)} if name else {}
 
 
 def _drop_rate(workload: Workload, kind: str) -> float:

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli import completion
-from dpcompare.cli.option_values import interpreters, listed
+from dpcompare.cli.option_values import interpreters, listed, refuse_own_backend
 from dpcompare.cli.options import RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.frameworks import FRAMEWORKS
@@ -54,6 +54,7 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
     framework, _, mode = named.partition(":")
     if not framework or not mode:
         raise RequestError(f"received {named!r}, expected FRAMEWORK:MODE such as torch:ddp")
+    refuse_own_backend(named, f"received {named!r}", "torch:ddp --backend {}")
     for name, value in (("framework", framework), ("mode", mode)):
         given = getattr(options, name)
         if given != value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:

@@ -16,7 +16,7 @@ from dpcompare.cli import completion
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_table import option
-from dpcompare.cli.option_values import Percentage, interpreters, parse_percentage, parse_seconds
+from dpcompare.cli.option_values import Percentage, interpreters, parse_percentage, parse_seconds, refuse_own_backend
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.errors import RequestError
@@ -333,6 +333,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
         raise RequestError(
             f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
         )
+    refuse_own_backend(head.strip(), f"{named_by}: received {text!r}", "torch:ddp,backend={}")
     overrides = dict(_parse_change(change, text, named_by) for change in changes)
     topology = {name: overrides.pop(name) for name in OWN_TOPOLOGY if name in overrides}
     options = run_options.changed(framework=framework, mode=mode, **overrides)

@@ -15,6 +15,7 @@ from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
 
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -229,3 +230,20 @@ measured_link = click.option(
     callback=_checked,
     help="Link of the machines that were measured, if there were several, such as 10gbit.",
 )
+
+
+def refuse_own_backend(text: str, received: str, expected: str) -> None:
+    """Raise RequestError where a user's backend stands in the place of a mode.
+
+    Args:
+        text: such as `package.module:CLASS`.
+        received: what it is part of.
+        expected: how the mode and the backend are given, with {} for the latter.
+    """
+    framework = text.partition(":")[0]
+    if framework in FRAMEWORKS or did_you_mean(framework, FRAMEWORKS) or not is_custom(text):
+        return
+    raise RequestError(
+        f"{received}, whose {framework!r} is no framework; expected one of {', '.join(FRAMEWORKS)}. If {text} is a "
+        f"backend of your own, name the mode as which it is started too: {expected.format(text)}"
+    )

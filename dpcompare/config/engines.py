@@ -18,8 +18,6 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, raise_problems, setting, settings_of
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.models.libraries import library_of
-from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 
 PLUG_INS = "dpcompare.engines"
@@ -28,6 +26,11 @@ PLUG_INS = "dpcompare.engines"
 
 class EngineOptions(Config):
     """What an engine is asked for in addition to the run; the fields of a subclass are its options."""
+
+    @property
+    def leaves_directory(self) -> str:
+        """The option by which processes start in another directory than this one, where own code is found; or none."""
+        return ""
 
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         """A line for everything in which the options do not suit a run."""
@@ -89,11 +92,10 @@ class HostsOptions(EngineOptions):
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         if len(self.hosts) != cluster.num_nodes:
             yield f"hosts: received {len(self.hosts)} for {pluralize(cluster.num_nodes, 'node')}; expected one per node"
-        if self.ssh and is_custom(workload.model) and not library_of(workload.model):
-            yield (
-                "ssh: received with a custom model, which is found from the current directory; run the printed "
-                "commands in that directory of each host instead"
-            )
+
+    @property
+    def leaves_directory(self) -> str:
+        return "ssh" if self.ssh else ""
 
 
 class SlurmOptions(EngineOptions):

@@ -15,9 +15,10 @@ from dpcompare.config.setting import Changes, in_several_lines, raise_problems, 
 from dpcompare.config.tuning import problems_of
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
+from dpcompare.models.libraries import library_of
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.terminal_text import joined, pluralize
 
 
 def problems_of_run(config: RunFields) -> list[str]:
@@ -183,6 +184,13 @@ def _launcher(config: RunFields) -> Iterator[str]:
 def _placement(config: RunFields) -> Iterator[str]:
     placement, cluster = config.placement, config.cluster
     yield from placement.options.problems(cluster, config.workload)
+    model = config.workload.model
+    own = {"model": is_custom(model) and not library_of(model), "backend": config.backend is not None}
+    if (option := placement.options.leaves_directory) and any(own.values()):
+        yield (
+            f"{option}: received with a custom {joined([name for name in own if own[name]])}, found from the current "
+            "directory; run the printed commands in that directory of each host instead"
+        )
     if config.isolate and placement.engine != "local":
         yield f"isolate: received with engine {placement.engine}; expected engine local"
     if placement.row.simulated != cluster.simulated:

@@ -29,6 +29,7 @@ from dpcompare.config.setting import (
 from dpcompare.config.tuning import tuning_of
 from dpcompare.config.workload import Workload
 from dpcompare.data.names import samples_trained
+from dpcompare.system.python_environment import is_custom
 
 GPU_STEPS_PER_WINDOW = 10
 """Few enough for a window to end several times a second, many enough for the wait at its end to be lost in it."""
@@ -67,6 +68,15 @@ def _fraction(received: float | None) -> float | None:
     return received
 
 
+def _own_backend(received: str | None) -> str | None:
+    if received is not None and not is_custom(received):
+        raise ValueError(
+            f"backend: received {received!r}, expected a class of your own as package.module:CLASS; the modes of "
+            "dpcompare are chosen by mode"
+        )
+    return received
+
+
 class RunFields(Config):
     """What the config of a run holds, whether or not it obeys `dpcompare.config.run`."""
 
@@ -93,6 +103,17 @@ class RunFields(Config):
     )
     """pipeline: `gpipe` goes forward with all micro-batches and then backward, `1f1b` backward as soon as it can.
     None: gpipe."""
+    backend: Annotated[str | None, AfterValidator(_own_backend)] = setting(
+        None,
+        changes=Changes.STEP_TIME,
+        option=Option(
+            MODE,
+            metavar="MODULE:CLASS",
+            default="that of the mode",
+            help="Your own backend, package.module:CLASS, started as the mode is.",
+        ),
+    )
+    """`package.module:CLASS` of a user's subclass of `dpcompare.backends.base.Backend`. None: that of the mode."""
     launcher: Literal["torchrun", "spawn"] | None = setting(
         None,
         changes=Changes.NOTHING,

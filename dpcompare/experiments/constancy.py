@@ -54,7 +54,12 @@ def machine_of(node: NodeRecord) -> Facts:
 
 
 def _versions(arm: ArmRounds) -> list[Facts]:
-    return list(map(versions_of, arm.runs))
+    return [versions_of(run) | _own_source(run) for run in arm.runs]
+
+
+def _own_source(run: RunResult) -> Facts:
+    digest = run.settings.get("backend_source")
+    return {"the file of the backend": f"sha256 {digest[:12]}"} if digest else {}
 
 
 def _machines(arm: ArmRounds) -> list[Facts]:

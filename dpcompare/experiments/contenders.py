@@ -25,6 +25,8 @@ class Contender:
     stages: int = 1
     launcher: Literal["torchrun", "spawn"] | None = None
     pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
+    backend: str | None = None
+    """A user's own, `package.module:CLASS`; None: that of the mode."""
     tune: Mapping[str, str] = field(default_factory=dict, hash=False)
     device: Literal["cpu", "shared gpu"] | None = None
     """Where it runs; None: on the devices that are verified, one for each replica."""
@@ -40,10 +42,11 @@ class Contender:
         topology = "" if self.mode == "single" else f" on {topology_in_words(self.num_nodes, self.devices_per_node)}"
         stages = f" in {self.stages} stages" if self.stages > 1 else ""
         launcher = f" by {self.launcher}" if self.launcher else ""
+        own = f" by {self.backend}" if self.backend else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         device = {None: "", "cpu": " on the CPU", "shared gpu": " on a shared GPU"}[self.device]
         resumed = " resumed" if self.resumed else ""
-        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{parts}{resumed}"
+        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{own}{parts}{resumed}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify import Check
 from dpcompare.launch.inputs import prepare_again
 from dpcompare.models.architectures import model_of
-from dpcompare.models.custom import changed_modules, source_sha256
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
+from dpcompare.system.user_modules import changed_modules, source_sha256
 
 STEPS = 6
 """Steps of every contender; the learning rate follows the schedule of the run over that many."""
@@ -51,7 +51,7 @@ def run_to_prove(run_dir: Path, *, other_data: bool) -> RunConfig:
         )
     config = RunConfig.load(run_dir / CONFIG_FILE)
     _require_verifiable(config)
-    _require_same_model(config, result)
+    _require_same_code(config, result)
     if not other_data:
         _require_same_inputs(config, result)
     return config
@@ -71,21 +71,23 @@ def _require_verifiable(config: RunConfig) -> None:
         )
 
 
-def _require_same_model(config: RunConfig, result: RunResult) -> None:
-    model = config.workload.model
-    if not is_custom(model):
-        return
-    recorded, found = result.settings.get("model_source"), source_sha256(model)
-    if recorded != found:
-        raise RequestError(
-            f"--like: the file of the model {model} has changed since the run (sha256 {str(recorded)[:12]}, now "
-            f"{found[:12]}); run it again, or bring the old file back"
-        )
-    if changed := changed_modules(model, result.settings.get("model_modules", {})):
-        raise RequestError(
-            f"--like: {', '.join(changed)}, which the model {model} imports, changed since the run; run it again, or "
-            "bring the old files back"
-        )
+def _require_same_code(config: RunConfig, result: RunResult) -> None:
+    """Refuse a run whose model or backend, the user's own, is no longer what it was."""
+    model = config.workload.model if is_custom(config.workload.model) else None
+    for kind, name in (("model", model), ("backend", config.backend)):
+        if name is None:
+            continue
+        recorded, found = result.settings.get(f"{kind}_source"), source_sha256(name)
+        if recorded != found:
+            raise RequestError(
+                f"--like: the file of the {kind} {name} has changed since the run (sha256 {str(recorded)[:12]}, now "
+                f"{found[:12]}); run it again, or bring the old file back"
+            )
+        if changed := changed_modules(name, result.settings.get(f"{kind}_modules", {})):
+            raise RequestError(
+                f"--like: {', '.join(changed)}, which the {kind} {name} imports, changed since the run; run it again, "
+                "or bring the old files back"
+            )
 
 
 def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
@@ -132,6 +134,7 @@ def group_like(
         accumulate=workload.accumulate,
         stages=config.stages,
         launcher=config.launcher,
+        backend=config.backend,
         pipeline_schedule=config.pipeline_schedule,
         tune=config.tune if workload.profile == config.workload.profile else {},
     )

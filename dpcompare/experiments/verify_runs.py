@@ -166,6 +166,7 @@ def config_of(
         task="probe",
         stages=contender.stages,
         launcher=contender.launcher,
+        backend=contender.backend,
         pipeline_schedule=contender.pipeline_schedule,
         tune=dict(contender.tune),
         checkpoint_every=checkpoint_every,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from dpcompare.backends.own_backend import require_own_backend
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
@@ -68,6 +69,8 @@ def prepare_inputs(
         return config.prepared()
     workload = config.workload
     # Before a dataset is prepared, which can take long.
+    if config.backend is not None:
+        require_own_backend(config.backend, config.framework, config.mode, config.python)
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
     store = _store(workload, largest_batch or workload.global_batch_size, progress)
     config = _with_fitting_warmup(config, workload.total_steps(store.manifest.splits["train"].count))

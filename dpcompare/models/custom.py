@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 
 from dpcompare.errors import RequestError
 from dpcompare.models.libraries import Library, library_of
-from dpcompare.system.python_environment import find_object, with_current_directory
+from dpcompare.system.python_environment import find_object
 from dpcompare.system.type_names import FrameworkModel
 
 Factory = Callable[[int, int], FrameworkModel]
@@ -161,73 +155,6 @@ def _arguments(factory: object) -> dict[str, object] | None:
 def _is_built(model: object) -> bool:
     """Whether it is a model itself, which each process needs one of its own of."""
     return not isinstance(model, type) and (hasattr(model, "parameters") or hasattr(model, "trainable_variables"))
-
-
-def source_sha256(model: str) -> str:
-    """sha256 of the file that a custom model's module is written in, without what that imports."""
-    return _sha256(_source_of(model.partition(":")[0]))
-
-
-def module_digests(model: str) -> dict[str, str]:
-    """File -> sha256 of each module that this process has imported from the folder of a custom model or its package.
-
-    Paths are relative to that folder. Empty where the model is installed, or no file has it.
-    """
-    import_module(model.partition(":")[0])
-    root = _folder(model)
-    if _INSTALLED.intersection(root.parts) or root.is_relative_to(_OURS):
-        return {}
-    files = {_file_of(module) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
-    return {str(file.relative_to(root)): _sha256(file) for file in sorted(files) if _is_of_user(file, root)}
-
-
-def changed_modules(model: str, recorded: Mapping[str, str]) -> list[str]:
-    """Files of `module_digests` that are not any more what they were."""
-    root = _folder(model)
-    return [name for name, digest in recorded.items() if not (root / name).is_file() or _sha256(root / name) != digest]
-
-
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of what is installed, whose versions results have."""
-_OURS = Path(__file__).resolve().parents[1]
-
-
-def _folder(model: str) -> Path:
-    """The folder of a model's module, or that of the outermost package around it."""
-    name = model.partition(":")[0]
-    file, depth = _source_of(name), name.count(".")
-    return file.parents[max(0, depth - 1 + (file.name == "__init__.py"))]
-
-
-def _source_of(name: str) -> Path:
-    """The file of a module, which is not imported for it: it may import a framework."""
-    with_current_directory()
-    try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
-        raise RequestError(
-            f"model: the module {name} is not there; expected one that Python finds from the current directory"
-        )
-    return Path(spec.origin).resolve()
-
-
-def _file_of(module: ModuleType) -> Path:
-    assert module.__file__ is not None
-    return Path(module.__file__).resolve()
-
-
-def _is_of_user(file: Path, root: Path) -> bool:
-    """Whether a module is below a folder, and neither installed there nor ours nor a framework's."""
-    if not file.is_relative_to(root) or not file.is_file() or _INSTALLED.intersection(file.relative_to(root).parts):
-        return False
-    others = (_OURS, Path(sys.base_prefix).resolve())
-    return not any(file.is_relative_to(other) and not root.is_relative_to(other) for other in others)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 EXPECTED_FACTORY = (

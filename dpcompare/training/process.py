@@ -79,7 +79,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     try:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
         observer = Observer(config)
-        backend = load_backend(config.framework, config.mode)(config)
+        backend = load_backend(config.framework, config.mode, config.backend)(config)
         backend.setup()
         require_planned(backend, process_rank)
         meters = Meters(config, _gpus(config, local_devices))

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dpcompare.models.custom import changed_modules, module_digests, source_sha256
+from dpcompare.system.user_modules import changed_modules, module_digests, source_sha256
 
 
 @pytest.fixture
