@@ -169,8 +169,8 @@ class RunFields(Config):
         option=Option(
             MEASUREMENT,
             metavar="A:B",
-            help="Keep a trace of steps A to B, for Chrome's viewer or Perfetto, of each process (multiworker: process "
-            "0).",
+            help="Keep a trace of steps A to B of each process (multiworker: process 0), for Chrome's viewer or "
+            "Perfetto; the page of a report draws its timeline.",
         ),
     )
     """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.experiments.comparison import Comparison, SettingRow
 from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
+from dpcompare.report import timelines
 from dpcompare.report.answers import answers_of
 from dpcompare.report.charts import COLUMN, INK, PHONE, SHADES, SIZE, Plot, as_svg
 from dpcompare.report.formats import columns, figure, short_columns
@@ -51,6 +52,7 @@ def as_html(comparison: Comparison, projection: Projection | None = None, *, rel
     from markupsafe import Markup
 
     script = (_FOLDER / "page.js").read_text()
+    traced = timelines.traced(comparison.arms)
     return _rendered(
         "page.html.j2",
         comparison=comparison,
@@ -72,6 +74,8 @@ def as_html(comparison: Comparison, projection: Projection | None = None, *, rel
         parts=[part for part in PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _drawings(plot)) for plot in drawn],
         run_in_words=run_in_words,
+        timeline_rows=[timelines.HEADS, *timelines.table_of(traced)],
+        timeline_notes=timelines.notes_on(traced),
         projection=projection,
         predicted=predicted,
         predicted_plots=[(plot, _drawings(plot)) for plot in drawn_predictions],

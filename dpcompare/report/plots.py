@@ -7,6 +7,7 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.comparison import ArmRow, Comparison, Round, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, mean_speed
+from dpcompare.report import timelines
 from dpcompare.report.charts import (
     ARM,
     COLOURS,
@@ -51,12 +52,16 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     plots = []
     builders = (
         *(_speeds, _ratios, _rounds, _scaling, _micro_batches, _breakdown),
-        *(accuracy_over_steps, accuracy_over_seconds, losses, loss_differences, _memory),
+        *(accuracy_over_steps, accuracy_over_seconds, losses, loss_differences, _memory, _timeline),
     )
     for build in builders:
         if (plot := build(comparison, shown)) is not None:
             plots.append(plot)
     return plots
+
+
+def _timeline(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    return timelines.plot_of(timelines.traced(arms))
 
 
 def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

@@ -11,9 +11,13 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import collect
+from dpcompare.report.page import as_html
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import EventLog, StepsTrained, read_events
 from dpcompare.results.run_dir import event_path
+from dpcompare.results.timeline import timelines
 from stress.injection import write_sitecustomize
 from tests.support.command import invoke
 from tests.support.marks import with_mark
@@ -402,6 +406,12 @@ def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
         steps = [event for event in events if event.get("ph") == "X" and STEP_IN_TRACE[framework](event["name"])]
         assert len(steps) == 3
         assert all(event["dur"] > 0 for event in steps)
+    for timeline in timelines(tmp_path / "run", framework):
+        assert all(timeline.total(phase) > 0 for phase in ("forward", "backward", "update", "exchange")), timeline
+        assert timeline.overlapped + timeline.idle < timeline.milliseconds
+    page = as_html(analyse(collect([tmp_path / "run"])))
+    assert "Timeline of the traced steps" in page
+    assert page.count(", process 0: exchange from ") >= 3  # one for each step at least
 
 
 # TensorFlow's profiler can abort the workers that ask another one for the parameters of a collective.
