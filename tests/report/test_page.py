@@ -434,11 +434,22 @@ def test_without_scripts_every_figure_is_there(open_page):
     assert page.locator("figure svg:visible").count() == 8
 
 
-def test_places_are_in_hundredths_and_figures_are_not():
+def test_places_are_in_tenths_and_figures_are_not():
     drawn = _inline(
         '<svg width="9" height="4"><path aria-label="1.2345" d="M1.2345,6.7" x2="0.999"/></svg>', "", "column"
     )
-    assert '<path aria-label="1.2345" d="M1.23,6.7" x2="0.99"/>' in drawn
+    assert '<path aria-label="1.2345" d="M1.2,6.7" x2="1"/>' in drawn
+    circle = 'd="M3.873,0A3.873,3.873,0,1,1,-3.873,0A3.873,3.873,0,1,1,3.873,0"'
+    drawn = _inline(
+        f'<svg width="9" height="4"><path aria-label="a" {circle} fill="red" stroke-width="2" opacity="1"/></svg>',
+        "",
+        "x",
+    )
+    assert '<circle aria-label="a" r="3.9" fill="red"/>' in drawn
+    curve = "M0.04,10.06L1.26,9.94L2.5,-3L3,0"
+    assert 'd="M0,10.1l1.3,-0.2 1.2,-12.9 0.5,3"' in _inline(
+        f'<svg width="9" height="4"><path d="{curve}"/></svg>', "", "x"
+    )
 
 
 def test_the_name_of_a_plot_stays_in_its_attribute():
