@@ -14,7 +14,7 @@ compare: $(VENV)/.report ## the main job: the usual modes trained here and compa
 	$(BIN)/dpcompare compare --out studies/modes
 	$(BIN)/dpcompare report studies/modes --html studies/modes/report.html
 
-# Without frameworks, for which `dpcompare setup` makes environments: for CPUs where there is no GPU, a third of the size.
+# Without frameworks, for which `dpcompare setup` makes environments, with builds for CPUs where there is no GPU.
 $(VENV)/.report: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[report]'

@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpcompare.backends.availability import require_mode
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import find_object
+from dpcompare.system.terminal_text import joined
 
 if TYPE_CHECKING:
     from dpcompare.backends.base import Backend
@@ -43,13 +45,13 @@ def load_backend(framework: str, mode: str, own: str | None = None) -> type[Back
     row = known_mode(framework, mode)
     require_mode(framework, mode)
     if own is not None:
-        return _own_backend(own)
+        return _own_backend(own, framework)
     module, name = row.target.split(":")
     backend: type[Backend] = getattr(import_module(f"dpcompare.backends.{module}"), name)
     return backend
 
 
-def _own_backend(name: str) -> type[Backend]:
+def _own_backend(name: str, framework: str) -> type[Backend]:
     from dpcompare.backends.base import Backend
 
     found = find_object(name, "backend")
@@ -59,6 +61,11 @@ def _own_backend(name: str) -> type[Backend]:
             f"backend: {name!r} is {kind}; expected a subclass of dpcompare.backends.base.Backend, such as one of "
             "load_backend(framework, mode)"
         )
+    modules = [kind.__module__ for kind in found.__mro__]
+    of = {row for row in FRAMEWORKS if any(module.startswith(f"{__name__}.{row}.") for module in modules)}
+    if of and framework not in of:
+        theirs = joined(sorted(of))
+        raise RequestError(f"backend: {name!r} is of {theirs}; expected one of {framework}, or a run of {theirs}")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise RequestError(f"backend: {name!r} lacks {', '.join(missing)}; expected all methods of Backend")
     return found

@@ -111,7 +111,7 @@ class CudaWheels(BaseModel):
     finds_cudnn: bool
     """Whether the system brings cuDNN, as images of NVIDIA's and environments of conda do."""
     for_cpus: dict[str, str] = {}
-    """Distributions whose version says that they were built for CPUs, as `2.14.1+cpu` does: name -> version."""
+    """Packages that were built for CPUs, as `torch 2.14.1+cpu` and tensorflow-cpu say: name -> version."""
 
 
 _ASK = """
@@ -122,8 +122,10 @@ from importlib import metadata
 versions, owners, for_cpus = {}, {}, {}
 for distribution in metadata.distributions():
     name = distribution.metadata["Name"] or ""
-    if distribution.version.endswith("+cpu"):
+    if (distribution.version or "").endswith("+cpu"):
         for_cpus[name] = distribution.version
+    if name == "tensorflow-cpu":
+        for_cpus["tensorflow"] = distribution.version
     if name.startswith(("nvidia-", "jax-cuda")):
         versions[name] = distribution.version
         for file in distribution.files or ():
@@ -177,12 +179,16 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
     row = FRAMEWORKS[framework]
     if for_cpus := wheels.for_cpus.keys() & set(row.packages):
         found = " and ".join(f"{name} {wheels.for_cpus[name]}" for name in sorted(for_cpus))
-        return CudaProblem(f"the {found} of {python} was built for CPUs", _with_cuda(framework, python))
+        return CudaProblem(
+            f"the {found} of {python} was built for CPUs",
+            f"`dpcompare setup --frameworks {framework}` makes an environment with the CUDA libraries",
+        )
     brought_by_system = row.takes_system_cudnn and wheels.finds_cudnn
     if row.cuda_distributions and not brought_by_system and not wheels.versions.keys() & set(row.cuda_distributions):
         return CudaProblem(
             f"the {framework} of {python} has no CUDA libraries (none of {', '.join(row.cuda_distributions)})",
-            _with_cuda(framework, python),
+            f"`dpcompare setup --frameworks {framework}` makes an environment that has them, or: {python} -m pip "
+            f"install 'dpcompare[{','.join(gpu_extras(framework))}]'{_apart(framework)}",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and max(driver, _compatibility() or driver) < LEAST_DRIVER[cuda]:
@@ -196,13 +202,6 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             is_of_driver=True,
         )
     return None
-
-
-def _with_cuda(framework: str, python: str) -> str:
-    return (
-        f"`dpcompare setup --frameworks {framework}` makes an environment that has CUDA's, or: {python} -m pip install "
-        f"'dpcompare[{','.join(gpu_extras(framework))}]'{_apart(framework)}"
-    )
 
 
 def gpu_extras(framework: str) -> tuple[str, ...]:

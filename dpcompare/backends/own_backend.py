@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
+from pathlib import Path
 
 from dpcompare.backends import load_backend
 from dpcompare.errors import RequestError, in_words
@@ -13,8 +15,6 @@ from dpcompare.system.commands import run_command
 
 LONGEST_SECONDS = 600.0
 """What the import of a framework and of a user's module may take."""
-REFUSED = 3
-"""Exit status where there is no such backend."""
 
 
 @cache
@@ -27,32 +27,36 @@ def require_own_backend(name: str, framework: str, mode: str, python: str) -> No
         mode: as which it is started.
         python: the interpreter whose environment holds the framework.
     """
-    argv = [python, "-P", "-m", "dpcompare.backends.own_backend", framework, mode, name]
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        done = run_command(argv, seconds=LONGEST_SECONDS, env=env, until_exit=True)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RequestError(f"backend: {name!r} cannot be looked at with {python!r}: {error}") from None
-    if done.returncode == REFUSED:
-        raise RequestError(done.stdout.strip())
-    if done.returncode:
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "problem")
+        argv = [python, "-P", "-m", "dpcompare.backends.own_backend", framework, mode, name, str(answer)]
+        try:
+            done = run_command(argv, seconds=LONGEST_SECONDS, env=env, until_exit=True)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RequestError(f"backend: {name!r} cannot be looked at with {python!r}: {error}") from None
+        problem = answer.read_text() if answer.exists() else None
+    if problem is None:  # killed, crashed, or ended by its own code
         said = done.stderr.rstrip()[-2000:] or "it printed nothing"
-        raise RequestError(f"backend: importing {name!r} ended with exit status {done.returncode}; {said}")
+        raise RequestError(f"backend: the process that imported {name!r} ended with status {done.returncode}; {said}")
+    if problem:
+        raise RequestError(problem)
 
 
-def _problem(framework: str, mode: str, name: str) -> str | None:
+def _problem(framework: str, mode: str, name: str) -> str:
     try:
         load_backend(framework, mode, name)
     except RequestError as error:
         return str(error)
     except BaseException as error:  # whatever a user's module does
         return f"backend: {name!r} cannot be imported ({in_words(error)})"
-    return None
+    return ""
 
 
 if __name__ == "__main__":
-    problem = _problem(*sys.argv[1:])
-    if problem is not None:
-        print(problem)
-    sys.stdout.flush()
-    os._exit(0 if problem is None else REFUSED)  # a module may have left threads
+    problem = _problem(*sys.argv[1:4])
+    # Under another name until it is whole, and the process ends at once: a module may have left threads.
+    written = Path(f"{sys.argv[4]}.tmp")
+    written.write_text(problem)
+    written.replace(sys.argv[4])
+    os._exit(0)

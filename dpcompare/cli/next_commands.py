@@ -39,7 +39,7 @@ def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
     """
     options = dict(changes)
     framework, mode = options.pop("framework", config.framework), options.pop("mode", config.mode)
-    left_out = ("python", "tune") if framework != config.framework else ()
+    left_out = ("python", "tune", "backend") if framework != config.framework else ()
     kept = {name: values for name, values in _options(config) if name not in left_out}
     return hint("run", f"{framework}:{mode}", *_arguments(kept | {name: [value] for name, value in options.items()}))
 
@@ -118,7 +118,7 @@ def _typed(row: OptionRow, value: Any) -> list[str]:
     return [*value] if row.settings.get("multiple") else [",".join(value) or "none"]
 
 
-_OF_ONE_FRAMEWORK = frozenset({"tune", "launcher", "stages", "pipeline_schedule"})
+_OF_ONE_FRAMEWORK = frozenset({"tune", "launcher", "stages", "pipeline_schedule", "backend"})
 """Options of a mode that no mode of another framework has."""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpcompare.experiments.study import Study
 
 _OF_THE_CLUSTER = {"nodes", "devices_per_node", "device", "gpus", "share_gpu", "cores_per_node", "hosts", "engine"}
-_OF_THE_MODE = {"launcher", "stages", "pipeline_schedule"}
+_OF_THE_MODE = {"launcher", "stages", "pipeline_schedule", "backend"}
 """Fields that a run does not keep in another mode."""
 _OF_THE_ATTEMPT = {"profile_steps", "resume", "inputs"}
 """Fields that a run does not keep when it is resumed."""

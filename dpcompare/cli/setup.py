@@ -13,6 +13,7 @@ from dpcompare.cli.output import EXIT_NEGATIVE, print_json
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import frameworks_by_default
 from dpcompare.errors import RequestError
+from dpcompare.system.secrets import without_passwords
 
 if TYPE_CHECKING:
     from dpcompare.launch.setup import DeviceType, Need
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     type=Names(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="auto: for GPUs if there are any. gpu: for GPUs, even if there are none, as on a login node. cpu: builds for "
-    "CPUs, a third of the size.",
+    help="auto: for GPUs if there are any. gpu: for GPUs, even if there are none, as on a login node. cpu: smaller "
+    "builds, for CPUs alone.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be installed, and install nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -45,7 +46,7 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     code 3: a framework still cannot be used.
 
     Without GPUs, torch comes from PyTorch's index of builds for CPUs, if that can be reached. DPCOMPARE_TORCH_CPU_INDEX
-    gives the address of a mirror; empty, it leaves them out.
+    gives the address of a mirror; set it to nothing to take the usual builds.
     """
     from dpcompare.launch.setup import make, needs, require_space, sizes_of
 
@@ -64,7 +65,8 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
             _say(made[need.framework], f" (made in {time.monotonic() - start:.0f} s)")
         found = [made.get(need.framework, need) for need in found]
     if as_json:
-        print_json({"frameworks": [{**dataclasses.asdict(need), "usable": need.is_met} for need in found]})
+        shown = [dataclasses.asdict(need) | {"index": without_passwords(need.index)} for need in found]
+        print_json({"frameworks": [row | {"usable": need.is_met} for row, need in zip(shown, found, strict=True)]})
     return 0 if dry_run or all(need.is_met for need in found) else EXIT_NEGATIVE
 
 
@@ -97,12 +99,12 @@ def _say(need: Need, time_taken: str = "") -> None:
     index = FRAMEWORKS[need.framework].cpu_index
     if index and need.index and not need.first:
         click.echo(
-            f"  {need.index} (builds for CPUs) cannot be reached: the usual builds bring CUDA's libraries; "
-            f"{index.variable} names a mirror",
+            f"  {without_passwords(need.index)} (builds for CPUs) cannot be reached: the usual builds bring the CUDA "
+            f"libraries; {index.variable} names a mirror",
             err=True,
         )
     if need.requirements:
-        first = f"{' '.join(need.first)} from {need.index}, and " if need.first else ""
+        first = f"{' '.join(need.first)} from {without_passwords(need.index)}, and " if need.first else ""
         click.echo(
             f"  {installer_name()} makes an environment for it, {need.python}, with {first}"
             f"{' '.join(need.requirements)}; {sizes_of([need]).in_words}",

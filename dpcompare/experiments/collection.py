@@ -213,7 +213,8 @@ def _config_of(result: RunResult, path: Path) -> RunConfig:
 
 
 def _name(result: RunResult) -> str:
-    return f"{result.framework} {result.mode} {result.num_nodes}x{result.devices_per_node}"
+    own = f" backend={backend}" if (backend := result.config.get("backend")) else ""
+    return f"{result.framework} {result.mode} {result.num_nodes}x{result.devices_per_node}{own}"
 
 
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:

@@ -58,8 +58,10 @@ def _versions(arm: ArmRounds) -> list[Facts]:
 
 
 def _own_source(run: RunResult) -> Facts:
-    digest = run.settings.get("backend_source")
-    return {"the file of the backend": f"sha256 {digest[:12]}"} if digest else {}
+    """The files of a user's backend: file -> the beginning of its checksum."""
+    modules = run.settings.get("backend_modules") or {}
+    files = modules if isinstance(modules, dict) else {}
+    return {f"the file {name}": f"sha256 {str(digest)[:12]}" for name, digest in files.items()}
 
 
 def _machines(arm: ArmRounds) -> list[Facts]:

@@ -348,6 +348,7 @@ CHECKS: dict[str, FairnessCheck] = {
     "stages": FairnessCheck(lambda r: r.config.get("stages", 1), Changes.SPEED),
     "pipeline schedule": FairnessCheck(lambda r: r.config.get("pipeline_schedule") or "none", Changes.SPEED),
     "launcher": FairnessCheck(lambda r: r.config.get("launcher") or "the mode's own", Changes.SPEED),
+    "backend": FairnessCheck(lambda r: r.config.get("backend") or "the mode's own", Changes.SPEED),
     "framework": FairnessCheck(lambda r: r.framework, Changes.SPEED),
     "mode": FairnessCheck(lambda r: r.mode, Changes.SPEED),
     "nodes": FairnessCheck(lambda r: r.num_nodes, Changes.SPEED),

@@ -19,6 +19,7 @@ from dpcompare.experiments.study_runs import results
 from dpcompare.results.result import NodeRecord, RunResult
 from dpcompare.system.machine import this_machine
 from dpcompare.system.terminal_text import joined
+from dpcompare.system.user_modules import changed_modules
 
 ALSO_RECORDED = ("numpy", "pillow")
 """Packages of every interpreter whose versions results have, in addition to those of the framework and the mode."""
@@ -49,7 +50,11 @@ def changes_since(study: Study, study_dir: Path, *, retry_failed: bool = False) 
     last = {arm.name: (arm, result) for arm, _, result in ended if result and result.status == "completed"}
     for arm, result in last.values():
         if arm.config.placement.row.simulated:
-            for change in (*_changed_versions(arm.config, result, ask), *_changed_machine(result)):
+            for change in (
+                *_changed_versions(arm.config, result, ask),
+                *_changed_backend(arm.config, result),
+                *_changed_machine(result),
+            ):
                 arms.setdefault(change, []).append(arm.name)
     return [f"{change} ({joined(names)})" for change, names in arms.items()]
 
@@ -74,6 +79,13 @@ def _changed_versions(config: RunConfig, result: RunResult, ask: Callable[..., F
     recorded = {name: version for name, version in result.versions.items() if name in {"python", *packages}}
     now = ask(config.framework, tuple(name for name in recorded if name != "python"), config.python)
     return _differences(recorded, {name: now.get(name, "none") for name in recorded}, are_same=_is_same_version)
+
+
+def _changed_backend(config: RunConfig, result: RunResult) -> list[str]:
+    """Those of the files of a user's backend that are no longer what they were."""
+    recorded = result.settings.get("backend_modules") or {}
+    changed = changed_modules(config.backend, recorded) if config.backend else []
+    return [f"another {file} of the backend {config.backend}" for file in changed]
 
 
 def _is_same_version(recorded: str, installed: str) -> bool:

@@ -92,7 +92,7 @@ def _path(folder: str, config: RunConfig, **more: Any) -> Path:
         "host": socket.gethostname(),
         "dpcompare": major_minor(__version__),
         "python": config.python,
-        "mode": [config.framework, config.mode, config.topology.devices_per_replica],
+        "mode": [config.framework, config.mode, config.topology.devices_per_replica, config.backend],
         "cluster": config.cluster.model_dump(mode="json"),
         "workload": config.workload.model_dump(
             mode="json", include=set(names_that_change(Workload, Changes.STEP_TIME))

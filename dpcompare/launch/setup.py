@@ -25,10 +25,11 @@ from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.frameworks import FRAMEWORKS, Sizes
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.cache import exclusive_lock
 from dpcompare.system.files import expanded
 from dpcompare.system.python_environment import PythonEnvironment
+from dpcompare.system.secrets import without_passwords
 
 DeviceType = Literal["cpu", "gpu"]
 
@@ -91,7 +92,8 @@ def _is_made(framework: str, device: DeviceType) -> bool:
     row = FRAMEWORKS[framework]
     if device == "gpu" and environment_of(framework).first:
         return False  # builds for CPUs
-    possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else ())]
+    # Releases before 0.2 made that of TensorFlow for CPUs with the extra of the framework's name.
+    possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else [(framework,)])]
     return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
 
 
@@ -128,7 +130,7 @@ def _need(framework: str, device: DeviceType) -> Need:
         python=environment.python,
         lacks="its environment was not finished" if environment.is_unfinished else lack.text,
         requirements=_requirements(_extras(framework, device)),
-        first=_of_cpu_index(framework) if index and _answers(index) else (),
+        first=_of_cpu_index(framework) if index and (_is_named(framework) or _answers(index)) else (),
         index=index or "",
     )
 
@@ -140,6 +142,12 @@ def _cpu_index(framework: str) -> str | None:
     """The address of the index with a framework's builds for CPUs; None: the usual one is taken."""
     row = FRAMEWORKS[framework].cpu_index
     return os.environ.get(row.variable, row.url).rstrip("/") or None if row else None
+
+
+def _is_named(framework: str) -> bool:
+    """Whether the user has named the index: it may need what only the installer has, such as a password."""
+    row = FRAMEWORKS[framework].cpu_index
+    return row is not None and row.variable in os.environ
 
 
 def _answers(index: str) -> bool:
@@ -267,7 +275,17 @@ def make(need: Need) -> Need:
             f"{str(folder)!r} cannot be made ({error.strerror}); name another folder with DPCOMPARE_ENVIRONMENTS_DIR"
         ) from None
     with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
-        environment_of(need.framework).make(need.requirements, _origin(), first=need.first, index=need.index)
+        try:
+            environment_of(need.framework).make(need.requirements, _origin(), first=need.first, index=need.index)
+        except RunFailedError as error:
+            row = FRAMEWORKS[need.framework].cpu_index
+            if not need.first or row is None:
+                raise
+            raise RunFailedError(
+                f"{error}; if {without_passwords(need.index)} is the reason, take the usual builds: {row.variable}= "
+                "dpcompare setup",
+                error.run_dir,
+            ) from None
     cuda_wheels_of.cache_clear()
     lack = _lack(need.framework, need.python, need.device)
     return replace(need, lacks=lack.text if lack else "", requirements=(), first=(), index="")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from dpcompare.config.modes import MODES
 from dpcompare.experiments.comparison import ArmRow
 from dpcompare.report.charts import COLOURS, Plot, load_altair
-from dpcompare.results.timeline import Phase, Timeline, TimelineError, timelines
+from dpcompare.results.timeline import Phase, Timeline, TimelineError, timeline_of, traced_processes
 
 PHASE_COLOURS: dict[Phase, str] = {
     "forward": COLOURS[0],
     "backward": COLOURS[2],
     "update": COLOURS[3],
+    "other": "#7A828C",
     "exchange": COLOURS[1],
 }
 MOST_PROCESSES = 4
@@ -23,17 +25,17 @@ MOST_PROCESSES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """One arm with a traced run."""
+    """One arm with a traced run, the first of its completed runs that has traces."""
 
     arm: str
-    framework: str
-    run_dir: str
-    timelines: tuple[Timeline, ...]
-    """Of its first processes, of the first of its runs that has traces."""
+    has_several_devices: bool
+    """Whether a process drives several, which all are in its timeline: what overlaps may be on two of them."""
     num_processes: int
     """With a trace."""
-    problem: str = ""
-    """Why there are no timelines, although there are traces."""
+    timelines: list[Timeline] = field(default_factory=list)
+    """Of its first processes."""
+    problems: list[str] = field(default_factory=list)
+    """Why processes have none, although they have a trace."""
 
     def name_of(self, timeline: Timeline) -> str:
         return f"{self.arm}, process {timeline.process_rank}"
@@ -45,36 +47,32 @@ def traced(arms: Sequence[ArmRow]) -> list[Traced]:
 
 
 def _traced(row: ArmRow) -> Traced | None:
-    for shown in row.rounds_shown:
-        try:
-            found = _read(shown.run_dir, row.framework)
-        except TimelineError as error:
-            return Traced(
+    completed = [Path(shown.run_dir) for shown in row.rounds_shown if shown.run_dir and not shown.failure]
+    for run_dir in completed:
+        if ranks := traced_processes(run_dir):
+            process_per = MODES[row.framework, row.mode].process_per
+            found = Traced(
                 arm=row.name,
-                framework=row.framework,
-                run_dir=shown.run_dir,
-                timelines=(),
-                num_processes=0,
-                problem=str(error),
+                has_several_devices=process_per == "node" and row.devices_per_node > 1,
+                num_processes=len(ranks),
             )
-        if found:
-            return Traced(
-                arm=row.name,
-                framework=row.framework,
-                run_dir=shown.run_dir,
-                timelines=found[:MOST_PROCESSES],
-                num_processes=len(found),
-            )
+            for rank in ranks[:MOST_PROCESSES]:
+                timeline = _read(run_dir, rank, row.framework)
+                if isinstance(timeline, str):
+                    found.problems.append(timeline)
+                else:
+                    found.timelines.append(timeline)
+            return found
     return None
 
 
 @cache
-def _read(run_dir: str, framework: str) -> tuple[Timeline, ...]:
-    """A completed run changes no more, and a trace takes seconds to read."""
+def _read(run_dir: Path, rank: int, framework: str) -> Timeline | str:
+    """The timeline of a process of a completed run, whose trace takes seconds to read; or why it has none."""
     try:
-        return tuple(timelines(Path(run_dir), framework))
-    except OSError as error:  # moved, or not to be read
-        raise TimelineError(f"its trace cannot be read ({error.strerror})") from None
+        return timeline_of(run_dir, rank, framework)
+    except TimelineError as error:
+        return str(error)
 
 
 def plot_of(found: Sequence[Traced]) -> Plot | None:
@@ -103,61 +101,54 @@ def plot_of(found: Sequence[Traced]) -> Plot | None:
         )
         .properties(height=alt.Step(34, **{"for": "position"}))
     )
+    several = "; of a process with several devices, that of another device" if _has_several(found) else ""
     return Plot(
         name="timeline",
         title="Timeline of the traced steps",
-        explanation="What the traces of `--profile-steps` show: what the device of each process computes, and below "
-        "that its exchange of gradients. Where both have a bar, the exchange overlaps with computing; an exchange "
-        "includes waiting for the other processes, and a gap is waiting for the host, for data, or between steps. "
-        "Tracing takes time, and each process has a clock of its own.",
+        explanation="What the traces of `--profile-steps` show: what each process computes, and below that its "
+        "exchange of gradients. Where both have a bar, the exchange overlaps with computing"
+        f"{several}. An exchange includes waiting for the other processes, and a gap is waiting for the host, for "
+        "data, or between steps. Tracing takes time, and each process has a clock of its own.",
         chart=chart,
     )
 
 
+def _has_several(found: Sequence[Traced]) -> bool:
+    return any(each.has_several_devices for each in found)
+
+
 def _marks(each: Traced, timeline: Timeline) -> Iterator[dict[str, object]]:
+    name = each.name_of(timeline)
     for phase in PHASE_COLOURS:
-        name = each.name_of(timeline)
         lane = "exchanges" if phase == "exchange" else "computes"
         for start, end in timeline.drawn(phase):
             text = f"{name}: {phase} from {start:.2f} to {end:.2f} ms"
             yield {
-                "arm": each.arm,
-                "process": name,
-                "lane": lane,
-                "phase": phase,
-                "start": start,
-                "end": end,
-                "text": text,
+                **{"arm": each.arm, "process": name, "lane": lane, "phase": phase},
+                **{"start": start, "end": end, "text": text},
             }
 
 
-HEADS = ("process", *PHASE_COLOURS, "exchange that overlaps", "neither", "in all")
+HEADS = ("process", *PHASE_COLOURS, "exchange that overlaps", "idle", "total")
 
 
 def table_of(found: Sequence[Traced]) -> list[tuple[str, ...]]:
     """A row for each process, in milliseconds, below HEADS."""
-    return [
-        (
-            each.name_of(timeline),
-            *(
-                f"{value:.1f}"
-                for value in (
-                    *(timeline.total(phase) for phase in PHASE_COLOURS),
-                    *(timeline.overlapped, timeline.idle, timeline.milliseconds),
-                )
-            ),
-        )
-        for each in found
-        for timeline in each.timelines
-    ]
+    return [_cells(each, timeline) for each in found for timeline in each.timelines]
+
+
+def _cells(each: Traced, timeline: Timeline) -> tuple[str, ...]:
+    parts = [f"{timeline.total(phase):.1f}" for phase in PHASE_COLOURS]
+    overlapped = "-" if each.has_several_devices else f"{timeline.overlapped:.1f}"
+    return each.name_of(timeline), *parts, overlapped, f"{timeline.idle:.1f}", f"{timeline.milliseconds:.1f}"
 
 
 def notes_on(found: Sequence[Traced]) -> list[str]:
     """What the plot leaves out, a sentence each."""
-    problems = [f"{each.arm}: no timeline, {each.problem}." for each in found if each.problem]
+    problems = [f"{each.arm}: no timeline, {problem}." for each in found for problem in each.problems]
     left_out = [
         f"{each.arm}: {len(each.timelines)} of {each.num_processes} traced processes are shown."
         for each in found
-        if each.num_processes > len(each.timelines)
+        if each.num_processes > MOST_PROCESSES
     ]
     return problems + left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.commands import run_command
 from dpcompare.system.json_files import write_document
+from dpcompare.system.secrets import without_passwords
 
 
 def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
@@ -142,10 +144,11 @@ class PythonEnvironment:
             shutil.rmtree(self.folder)
         before = [self._installation(first, index)] if first else []
         for argv in [self._creation(), *before, self._installation(requirements)]:
-            if status := run_command(argv, seconds=inf, shown=True).returncode:
+            env = _without_other_indexes() if argv in before else None
+            if status := run_command(argv, seconds=inf, shown=True, env=env).returncode:
                 raise RunFailedError(
-                    f"{' '.join(argv)} ended with status {status}, see above; run `dpcompare setup` again to "
-                    "continue with what has been downloaded",
+                    f"{without_passwords(' '.join(argv))} ended with status {status}, see above; run `dpcompare setup` "
+                    "again to continue with what has been downloaded",
                     str(self.folder),
                 )
         write_document(record.model_copy(update={"finished": True}), self._record_file)
@@ -169,6 +172,12 @@ class PythonEnvironment:
             return _Record.model_validate_json(self._record_file.read_text())
         except (OSError, ValidationError):  # no environment, or none of ours
             return None
+
+
+def _without_other_indexes() -> dict[str, str]:
+    """The environment of an installer that is to take a build from one index, where a newer one may be elsewhere."""
+    others = {"PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"}
+    return {name: value for name, value in os.environ.items() if name not in others}
 
 
 def installer_name() -> str:

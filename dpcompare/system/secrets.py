@@ -27,6 +27,11 @@ _HEX = re.compile(r"(?<![A-Za-z0-9])[0-9a-fA-F]{20,}(?![A-Za-z0-9])")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{20,}|[A-Za-z0-9_-]{20,}")
 
 
+def without_passwords(text: str) -> str:
+    """A text whose addresses have no user and no password."""
+    return _URL_WITH_PASSWORD.sub("://...@", text)
+
+
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable looks as if it held a secret, by its name or its value.
 

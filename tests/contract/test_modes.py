@@ -17,7 +17,7 @@ from dpcompare.report.page import as_html
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import EventLog, StepsTrained, read_events
 from dpcompare.results.run_dir import event_path
-from dpcompare.results.timeline import timelines
+from dpcompare.results.timeline import timeline_of, traced_processes
 from stress.injection import write_sitecustomize
 from tests.support.command import invoke
 from tests.support.marks import with_mark
@@ -406,7 +406,7 @@ def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
         steps = [event for event in events if event.get("ph") == "X" and STEP_IN_TRACE[framework](event["name"])]
         assert len(steps) == 3
         assert all(event["dur"] > 0 for event in steps)
-    for timeline in timelines(tmp_path / "run", framework):
+    for timeline in (timeline_of(tmp_path / "run", rank, framework) for rank in traced_processes(tmp_path / "run")):
         assert all(timeline.total(phase) > 0 for phase in ("forward", "backward", "update", "exchange")), timeline
         assert timeline.overlapped + timeline.idle < timeline.milliseconds
     page = as_html(analyse(collect([tmp_path / "run"])))

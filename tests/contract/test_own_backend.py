@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.backends import load_backend
+from dpcompare.backends import _own_backend, load_backend
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
@@ -75,11 +75,11 @@ def test_own_code_is_not_found_where_ssh_starts_processes():
 def test_a_backend_that_changed_between_rounds_is_no_arm():
     arm, other = runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)
     for numbers, digest in (((1, 2, 3), "a" * 64), ((4, 5, 6), "b" * 64)):
-        changed_rounds(arm, numbers, settings={"backend_source": digest})
+        changed_rounds(arm, numbers, settings={"backend_modules": {"mine.py": digest}})
     shown = compared(arm, other)
     assert shown.claims[0].outcome == "NOT COMPARABLE"
     (row,) = [row for row in shown.settings if row.setting == "versions within an arm"]
-    changed = "the file of the backend sha256 aaaaaaaaaaaa in rounds 1 to 3, sha256 bbbbbbbbbbbb in rounds 4 to 6"
+    changed = "the file mine.py sha256 aaaaaaaaaaaa in rounds 1 to 3, sha256 bbbbbbbbbbbb in rounds 4 to 6"
     assert row.values[0] == changed
 
 
@@ -90,6 +90,8 @@ def test_only_subclasses_of_backend_are_backends(mine):
     for name, expected in wrong.items():
         with pytest.raises(RequestError, match=expected):
             load_backend("torch", "single", f"{mine}:{name}")
+    with pytest.raises(RequestError, match=f"'{mine}:AsItIs' is of torch; expected one of jax, or a run of torch"):
+        _own_backend(f"{mine}:AsItIs", "jax")
     with pytest.raises(RequestError, match="'collections:OrderedDict' is another class; expected a subclass"):
         load_backend("torch", "single", "collections:OrderedDict")
 
@@ -118,6 +120,7 @@ def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     (run,) = (tmp_path / "study" / "runs" / "round-01").glob("*AsItIs*")
     settings = json.loads((run / "result.json").read_text())["settings"]
     assert list(settings["backend_modules"]) == ["backends_of_mine.py"]
+    assert f"torch single 1x1 backend={mine}:AsItIs" in invoke("report", str(run)).stdout
     like = start("verify", "--like", str(run), "--json")
     out, said = like.communicate()
     assert like.returncode == 0, said
@@ -127,3 +130,6 @@ def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     refused = start("verify", "--like", str(run))
     assert f"--like: the file of the backend {mine}:AsItIs has changed since the run" in refused.communicate()[1]
     assert refused.returncode == 2
+    more = start("compare", "--resume", str(tmp_path / "study"), "--repeats", "1")
+    assert f"another backends_of_mine.py of the backend {mine}:AsItIs" in more.communicate()[1]
+    assert more.returncode == 2

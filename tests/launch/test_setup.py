@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ from dpcompare._version import __version__
 from dpcompare.backends import cuda_wheels
 from dpcompare.backends.availability import missing_packages
 from dpcompare.cli.option_values import interpreters
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.launch import setup
 from tests.support.command import invoke, start
 from tests.support.wheels import write_wheel
@@ -157,14 +159,29 @@ def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypat
     assert "torch: usable" in invoke("setup", "--frameworks", "torch", "--device", "cpu").stderr
 
 
+@pytest.mark.process
+def test_an_index_that_fails_is_named_without_its_password(environments, indexes, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "http://me:mine@127.0.0.1:9/cpu")
+    failed = invoke("setup", "--frameworks", "torch", "--device", "cpu", "--json")
+    assert failed.code == 1
+    advice = (
+        "http://...@127.0.0.1:9/cpu is the reason, take the usual builds: DPCOMPARE_TORCH_CPU_INDEX= dpcompare setup"
+    )
+    assert advice in failed.stderr
+    assert "me:mine" not in failed.stderr + failed.stdout
+
+
 def test_an_index_that_cannot_be_reached_is_said(environments, index, monkeypatch):
-    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "http://127.0.0.1:9/cpu")
+    monkeypatch.delenv("DPCOMPARE_TORCH_CPU_INDEX")
+    torch = FRAMEWORKS["torch"]
+    away = replace(torch, cpu_index=replace(torch.cpu_index, url="http://127.0.0.1:9/cpu"))
+    monkeypatch.setitem(FRAMEWORKS, "torch", away)
     said = invoke("setup", "--frameworks", "torch", "--device", "cpu", "--dry-run")
     assert said.code == 0
     assert "http://127.0.0.1:9/cpu (builds for CPUs) cannot be reached" in said.stderr
     assert "about 3 GB to download, 7 GB on disk" in said.stderr
     assert ", and dpcompare" not in said.stderr
-    monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "nonsense")
+    monkeypatch.setitem(FRAMEWORKS, "torch", replace(torch, cpu_index=replace(torch.cpu_index, url="nonsense")))
     assert "nonsense (builds for CPUs) cannot be reached" in invoke("setup", "--dry-run", "--device", "cpu").stderr
     monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "")
     assert "builds for CPUs" not in invoke("setup", "--dry-run", "--device", "cpu").stderr

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dpcompare.report import timelines as shown
 from dpcompare.results import timeline
 from dpcompare.results.run_dir import TRACES_DIR
-from dpcompare.results.timeline import TimelineError, timelines
+from dpcompare.results.timeline import TimelineError, timeline_of, traced_processes
 from tests.support.arms import FAST, SLOW, compared, runs
 
 
@@ -61,58 +61,77 @@ TRACES = {
 def written(folder, events, rank=0):
     (folder / TRACES_DIR).mkdir(parents=True, exist_ok=True)
     text = events if isinstance(events, str) else json.dumps({"traceEvents": events})
-    (folder / TRACES_DIR / f"process-{rank}.json").write_text(text)
+    (folder / TRACES_DIR / f"process-{rank}.json").write_text(text, errors="surrogateescape")
     return folder
 
 
 @pytest.mark.parametrize("kind", TRACES)
 def test_the_parts_of_a_step_are_found(tmp_path, kind):
-    (found,) = timelines(written(tmp_path, TRACES[kind]), kind.partition(" ")[0])
-    assert {phase: found.total(phase) for phase in found.parts} == {
-        "exchange": 5.0,
-        "backward": 4.0,
-        "update": 1.0,
-        "forward": 2.0,
-    }
+    found = timeline_of(written(tmp_path, TRACES[kind]), 0, kind.partition(" ")[0])
+    expected = {"exchange": 5.0, "backward": 4.0, "update": 1.0, "forward": 2.0, "other": 0.0}
+    assert {phase: found.total(phase) for phase in found.parts} == expected
     assert (found.milliseconds, found.overlapped, found.idle) == (10.0, 2.0, 0.0)
     assert found.parts["backward"] == [(2.0, 6.0)]
 
 
-def test_every_process_has_a_timeline_and_gaps_are_neither(tmp_path):
+def test_gaps_are_neither_computing_nor_exchange(tmp_path):
     gap = [event("aten::conv2d", 0, 1_000), event("Optimizer.step#SGD.step", 3_000, 1_000)]
     for rank in (10, 2):
         written(tmp_path, gap, rank)
-    found = timelines(tmp_path, "torch")
-    assert [each.process_rank for each in found] == [2, 10]
-    assert found[0].idle == 2.0
-    assert timelines(tmp_path / "without traces", "torch") == []
+    (tmp_path / TRACES_DIR / "process-2-old.json").touch()
+    assert traced_processes(tmp_path) == [2, 10]
+    assert timeline_of(tmp_path, 2, "torch").idle == 2.0
+    assert traced_processes(tmp_path / "without traces") == []
+
+
+def test_a_thread_that_waits_for_an_exchange_does_not_compute(tmp_path):
+    # FSDP reduces gradients within the backward pass, on the thread that goes through it.
+    waits = event("FSDP::post_backward_reduce (module.conv)", 4_500, 1_000)
+    found = timeline_of(written(tmp_path, [*TRACES["torch"], waits]), 0, "torch")
+    assert (found.total("backward"), found.overlapped) == (3.0, 1.0)
+
+
+def test_instructions_of_no_known_origin_are_computed_too(tmp_path):
+    copied = event("copy.7", 9_500, 2_000, args={"hlo_op": "copy.7"})
+    found = timeline_of(written(tmp_path, [*TRACES["jax"], copied]), 0, "jax")
+    assert (found.total("other"), found.idle) == (1.5, 0.0)
+    old = [each | {"args": {"hlo_op": each["name"]}} for each in TRACES["jax"]]
+    with pytest.raises(TimelineError, match="does not say from what its instructions were made; trace the run again"):
+        timeline_of(written(tmp_path, old), 0, "jax")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("{", "process-0.json is no trace in Chrome's format"),
-        ('{"traceEvents": [3]}', "process-0.json is no trace in Chrome's format"),
+        ('{"traceEvents": [3]}', "is no trace in Chrome's format"),
         ('{"traceEvents": []}', "process-0.json has no event of a known kind"),
+        ('{"traceEvents": [{"ph": "X", "dur": 3}]}', "is no trace in Chrome's format"),
+        ('{"traceEvents": [{"ph": "X", "name": "aten::add", "ts": "abc", "dur": 3}]}', "no trace in Chrome's format"),
+        ('{"traceEvents": [{"ph": "X", "name": "aten::add", "ts": 1e999, "dur": 3}]}', "no trace in Chrome's format"),
+        ('{"traceEvents": [{"ph": "X", "name": "aten::add", "ts": 1, "dur": 3, "args": [1]}]}', "no trace in Chrome's"),
+        ('{"traceEvents": [{"ph": "M", "name": "process_name", "args": null}]}', "is no trace in Chrome's format"),
+        ("[" * 200_000, "is no trace in Chrome's format"),
+        ("\udcff", "is no trace in Chrome's format"),
     ],
 )
 def test_what_is_no_trace_is_named(tmp_path, text, expected):
     with pytest.raises(TimelineError, match=expected):
-        timelines(written(tmp_path, text), "torch")
+        timeline_of(written(tmp_path, text), 0, "torch")
 
 
 def test_kernels_without_an_operation_are_not_guessed(tmp_path):
     plane = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}
     folder = written(tmp_path, [plane, *TRACES["tensorflow"]])
     with pytest.raises(TimelineError, match="is of GPUs, whose kernels do not say"):
-        timelines(folder, "tensorflow")
-    assert timelines(written(tmp_path, [plane, *TRACES["jax"]]), "jax")
+        timeline_of(folder, 0, "tensorflow")
+    assert timeline_of(written(tmp_path, [plane, *TRACES["jax"]]), 0, "jax")
 
 
 def test_a_trace_that_is_too_long_is_left_to_a_viewer(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline, "LARGEST_TRACE", 10)
     with pytest.raises(TimelineError, match="more than the 0 that are read"):
-        timelines(written(tmp_path, TRACES["torch"]), "torch")
+        timeline_of(written(tmp_path, TRACES["torch"]), 0, "torch")
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda one: (one[0], one[0] + one[1])))
@@ -127,6 +146,14 @@ def test_intervals_cover_what_they_are_made_of(ones, others):
     left = timeline._without(ones, others)
     assert cells(left) == cells(ones) - cells(others)
     assert timeline._length(left) == len(cells(left))  # without overlaps
+
+
+def test_a_process_of_several_devices_has_no_overlap(tmp_path):
+    row, other = arms_of(written(tmp_path / "a", TRACES["torch"]), written(tmp_path / "b", TRACES["tensorflow"]))
+    (cells,) = shown.table_of(shown.traced([other.model_copy(update={"mode": "mirrored", "devices_per_node": 2})]))
+    assert cells[6] == "-"
+    (failed,) = [row.rounds_shown[0].model_copy(update={"failure": "it failed"})]
+    assert shown.traced([row.model_copy(update={"rounds_shown": [failed]})]) == []
 
 
 def arms_of(*folders):
@@ -145,7 +172,7 @@ def test_a_page_says_which_processes_are_left_out(tmp_path):
     found = shown.traced(arms_of(tmp_path / "a", written(tmp_path / "b", "{")))
     table = shown.table_of(found)
     assert len(table) == shown.MOST_PROCESSES
-    assert table[0] == ("torch ddp 2x1, process 0", "2.0", "4.0", "1.0", "5.0", "2.0", "0.0", "10.0")
+    assert table[0] == ("torch ddp 2x1, process 0", "2.0", "4.0", "1.0", "0.0", "5.0", "2.0", "0.0", "10.0")
     problem, left_out = shown.notes_on(found)
     assert problem.startswith("tensorflow multiworker 2x1: no timeline, process-0.json is no trace in Chrome's format")
     assert left_out == "torch ddp 2x1: 4 of 6 traced processes are shown."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 
 # Numbers of fields in XLA's protocol buffers: xplane.proto, hlo.proto and xla_data.proto of OpenXLA.
+NAME_OF_PLANE, WITH_MODULES = 2, b"/host:metadata"
 PLANES, EVENT_METADATA, VALUE_OF_MAP, STATISTICS, BYTES = 1, 4, 2, 5, 6
 MODULE, NAME, COMPUTATIONS, INSTRUCTIONS, METADATA, OP_NAME = 1, 1, 3, 2, 7, 2
 
@@ -29,8 +31,15 @@ def chrome_trace(path: Path) -> Iterator[None]:
             yield
         (written,) = Path(folder).rglob("*.trace.json.gz")
         trace = json.loads(gzip.decompress(written.read_bytes()))
-        (profile,) = Path(folder).rglob("*.xplane.pb")
-        names = _op_names(profile.read_bytes())
+        names: dict[tuple[str, str], str] = {}
+        for profile in Path(folder).rglob("*.xplane.pb"):
+            try:
+                names |= _op_names(profile.read_bytes())
+            except (
+                LookupError,
+                ValueError,
+            ) as error:  # another format: the trace is kept as it is
+                print(f"the trace does not say from what its instructions were made ({error!r})", file=sys.stderr)
     for event in trace["traceEvents"]:
         arguments = event.get("args", {})
         if op_name := names.get((arguments.get("hlo_module", ""), arguments.get("hlo_op", ""))):
@@ -42,7 +51,7 @@ def _op_names(profile: bytes) -> dict[tuple[str, str], str]:
     """(module, instruction) -> its origin in the program, of all modules that a profile has."""
     found = {}
     for module in _modules(profile):
-        name = next(bytes(value).decode() for number, value in _fields(module) if number == NAME)
+        name = dict(_fields(module))[NAME].decode()
         for computation in _parts(module, COMPUTATIONS):
             for instruction in _parts(computation, INSTRUCTIONS):
                 fields = dict(_fields(instruction))
@@ -55,6 +64,8 @@ def _op_names(profile: bytes) -> dict[tuple[str, str], str]:
 def _modules(profile: bytes) -> Iterator[bytes]:
     """The HLO modules, which are a statistic of the metadata of one plane's events."""
     for plane in _parts(profile, PLANES):
+        if dict(_fields(plane)).get(NAME_OF_PLANE) != WITH_MODULES:
+            continue
         for entry in _parts(plane, EVENT_METADATA):
             for metadata in _parts(entry, VALUE_OF_MAP):
                 for statistic in _parts(metadata, STATISTICS):
