@@ -31,7 +31,7 @@ from dpcompare.system.terminal_text import give_up_stdout, keep_stderr_from_fail
 )
 @click.version_option(__version__, prog_name="dpcompare")
 def cli() -> None:
-    """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch, TensorFlow and JAX."""
+    """Train the same model on the same batches with every data-parallel mode of PyTorch, TensorFlow and JAX."""
     try:
         Path.cwd()
     except FileNotFoundError:  # every process that is started would fail in a way of its own

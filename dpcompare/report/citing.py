@@ -8,7 +8,7 @@ from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_TO_TRIM
 from dpcompare.system.terminal_text import joined, pluralize
 
-TITLE = "dpcompare: the same model on the same batches in every data-parallel mode of PyTorch and TensorFlow"
+TITLE = "dpcompare: the same model on the same batches in every data-parallel mode of PyTorch, TensorFlow and JAX"
 AUTHOR = "The dpcompare developers"
 YEAR = 2026
 
