@@ -2,7 +2,7 @@
 
     sudo python -m stress.check_projection --out DIR                            # all of it, over an hour on two cores
     sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a round's predictions first
-    sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
+    sudo python -m stress.check_projection --out DIR --write docs/evidence/projection.md # goes on where it was
 
 Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
 an input, and only the exchange is predicted. Other inputs are runs of each mode on 2 nodes, with an unlimited link and

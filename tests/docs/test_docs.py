@@ -16,7 +16,7 @@ from dpcompare.report.conditions import parse_condition
 from tests.support.command import dpcompare
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def python_blocks():

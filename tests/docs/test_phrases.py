@@ -33,3 +33,20 @@ def test_a_phrase_is_named_with_its_line(tmp_path, line, says):
 
 def test_no_phrase_stands_in_the_package_and_its_tests():
     assert phrases().stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("Measured at 1a2b3c4 on two cores", "expected no commit: the evidence page has it"),
+        ("`python -m stress.soak` at 1a2b3c4: 500 runs", None),
+        ("started by hand", "received 'by hand', expected manually"),
+        ("the interval leaves 1 out", "expected excludes"),
+        ("one is kept beside it", "received 'beside', expected next to"),
+    ],
+)
+def test_a_page_has_no_commit_and_no_foreign_phrase(tmp_path, line, says):
+    (tmp_path / "page.md").write_text(f"{line}\n")
+    done = phrases(tmp_path)
+    assert done.returncode == (says is not None)
+    assert says is None or says in done.stderr

@@ -599,5 +599,5 @@ def test_published_figures_are_met_where_only_exchange_is_lost():
 
 
 def test_the_documentation_has_the_table_that_the_model_gives():
-    page = (Path(__file__).parents[2] / "docs" / "projection.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "evidence" / "projection.md").read_text()
     assert "\n".join(published_table()) in page
