@@ -15,7 +15,6 @@ from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
 
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -240,6 +239,8 @@ def refuse_own_backend(text: str, received: str, expected: str) -> None:
         received: what it is part of.
         expected: how the mode and the backend are given, with {} for the latter.
     """
+    from dpcompare.system.python_environment import is_custom  # which imports pydantic, and --help needs none
+
     framework = text.partition(":")[0]
     if framework in FRAMEWORKS or did_you_mean(framework, FRAMEWORKS) or not is_custom(text):
         return

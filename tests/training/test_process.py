@@ -47,7 +47,7 @@ def trained(tmp_path, monkeypatch):
         nvml = Nvml({"GPU-aaaa": dict(H100)})
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         monkeypatch.setattr(OnGpu, "nvml", nvml)
-        monkeypatch.setattr(process, "load_backend", lambda framework, mode: OnGpu)
+        monkeypatch.setattr(process, "load_backend", lambda framework, mode, own: OnGpu)
         monkeypatch.setattr(process, "_say_when_stopped", lambda events: None)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         workload = Workload(model="mlp", image_size=8, steps=4, warmup_steps=1, learning_rate=0.01)
