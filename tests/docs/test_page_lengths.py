@@ -1,0 +1,38 @@
+"""Pages for users stay short: what is longer than a page may be has its own bound, which only goes down."""
+
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+MOST_WORDS = 1_300
+EVIDENCE = {"performance.md", "planted.md"}
+"""Not for users: as docs/evidence, they have as many words as their tables need."""
+LONGER = {
+    "README.md": 750,
+    "accuracy.md": 2_350,
+    "architecture.md": 7_000,
+    "clusters.md": 1_950,
+    "explain.md": 1_550,
+    "exports.md": 1_400,
+    "fairness.md": 4_450,
+    "gpus.md": 2_400,
+    "measuring.md": 5_750,
+    "modes.md": 2_000,
+    "projection.md": 2_200,
+    "reliability.md": 2_150,
+    "security.md": 2_200,
+}
+"""Page -> the most words that it may have until it is shortened."""
+PAGES = [DOCS.parent / "README.md", *(path for path in sorted(DOCS.glob("*.md")) if path.name not in EVIDENCE)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_for_users_has_at_most_its_words(page):
+    words = len(page.read_text().split())
+    assert words <= LONGER.get(page.name, MOST_WORDS), f"{words} words: move what users need not read to docs/evidence"
+
+
+def test_every_bound_is_that_of_a_page_and_needed():
+    sizes = {page.name: len(page.read_text().split()) for page in PAGES}
+    assert {name: sizes[name] for name in LONGER if sizes[name] < 0.9 * LONGER[name]} == {}
