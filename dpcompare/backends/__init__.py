@@ -56,7 +56,7 @@ def _own_backend(name: str, framework: str) -> type[Backend]:
 
     found = find_object(name, "backend")
     if not isinstance(found, type) or not issubclass(found, Backend):
-        kind = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
+        kind = "a class that is not a backend" if isinstance(found, type) else f"of type {type(found).__name__}"
         raise RequestError(
             f"backend: {name!r} is {kind}; expected a subclass of dpcompare.backends.base.Backend, such as one of "
             "load_backend(framework, mode)"
@@ -65,7 +65,7 @@ def _own_backend(name: str, framework: str) -> type[Backend]:
     of = {row for row in FRAMEWORKS if any(module.startswith(f"{__name__}.{row}.") for module in modules)}
     if of and framework not in of:
         theirs = joined(sorted(of))
-        raise RequestError(f"backend: {name!r} is of {theirs}; expected one of {framework}, or a run of {theirs}")
+        raise RequestError(f"backend: {name!r} is for {theirs}; expected one for {framework}, or a run of {theirs}")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise RequestError(f"backend: {name!r} lacks {', '.join(missing)}; expected all methods of Backend")
     return found

@@ -34,7 +34,7 @@ def require_own_backend(name: str, framework: str, mode: str, python: str) -> No
         try:
             done = run_command(argv, seconds=LONGEST_SECONDS, env=env, until_exit=True)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise RequestError(f"backend: {name!r} cannot be looked at with {python!r}: {error}") from None
+            raise RequestError(f"backend: {name!r} cannot be checked with {python!r}: {error}") from None
         problem = answer.read_text() if answer.exists() else None
     if problem is None:  # killed, crashed, or ended by its own code
         said = done.stderr.rstrip()[-2000:] or "it printed nothing"

@@ -245,6 +245,6 @@ def refuse_own_backend(text: str, received: str, expected: str) -> None:
     if framework in FRAMEWORKS or did_you_mean(framework, FRAMEWORKS) or not is_custom(text):
         return
     raise RequestError(
-        f"{received}, whose {framework!r} is no framework; expected one of {', '.join(FRAMEWORKS)}. If {text} is a "
-        f"backend of your own, name the mode as which it is started too: {expected.format(text)}"
+        f"{received}: {framework!r} is not a framework; expected one of {', '.join(FRAMEWORKS)}. If {text} is a "
+        f"backend of your own, also name the mode that it is started like: {expected.format(text)}"
     )

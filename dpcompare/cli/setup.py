@@ -46,7 +46,7 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     code 3: a framework still cannot be used.
 
     Without GPUs, torch comes from PyTorch's index of builds for CPUs, if that can be reached. DPCOMPARE_TORCH_CPU_INDEX
-    gives the address of a mirror; set it to nothing to take the usual builds.
+    gives the address of a mirror; if it is empty, the usual builds are taken.
     """
     from dpcompare.launch.setup import make, needs, require_space, sizes_of
 
@@ -55,7 +55,7 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     for need in found:
         _say(need)
     if len(to_make) > 1:
-        click.echo(f"together {sizes_of(to_make).in_words}", err=True)
+        click.echo(f"in all, {sizes_of(to_make).in_words}", err=True)
     if not dry_run:
         require_space(to_make)
         made = {}
@@ -99,8 +99,8 @@ def _say(need: Need, time_taken: str = "") -> None:
     index = FRAMEWORKS[need.framework].cpu_index
     if index and need.index and not need.first:
         click.echo(
-            f"  {without_passwords(need.index)} (builds for CPUs) cannot be reached: the usual builds bring the CUDA "
-            f"libraries; {index.variable} names a mirror",
+            f"  {without_passwords(need.index)} (builds for CPUs) cannot be reached, so the usual builds are taken, "
+            f"which bring the CUDA libraries; {index.variable} names a mirror",
             err=True,
         )
     if need.requirements:

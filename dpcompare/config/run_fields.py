@@ -110,7 +110,7 @@ class RunFields(Config):
             MODE,
             metavar="MODULE:CLASS",
             default="that of the mode",
-            help="Your own backend, package.module:CLASS, started as the mode is.",
+            help="Your own backend, package.module:CLASS, started like the mode.",
         ),
     )
     """`package.module:CLASS` of a user's subclass of `dpcompare.backends.base.Backend`. None: that of the mode."""

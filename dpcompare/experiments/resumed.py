@@ -85,7 +85,7 @@ def _changed_backend(config: RunConfig, result: RunResult) -> list[str]:
     """Those of the files of a user's backend that are no longer what they were."""
     recorded = result.settings.get("backend_modules") or {}
     changed = changed_modules(config.backend, recorded) if config.backend else []
-    return [f"another {file} of the backend {config.backend}" for file in changed]
+    return [f"a changed {file} of the backend {config.backend}" for file in changed]
 
 
 def _is_same_version(recorded: str, installed: str) -> bool:

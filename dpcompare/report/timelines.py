@@ -101,20 +101,17 @@ def plot_of(found: Sequence[Traced]) -> Plot | None:
         )
         .properties(height=alt.Step(34, **{"for": "position"}))
     )
-    several = "; of a process with several devices, that of another device" if _has_several(found) else ""
+    several = any(each.has_several_devices for each in found)
+    apart = " (in a process with several devices, perhaps on another device)" if several else ""
     return Plot(
         name="timeline",
         title="Timeline of the traced steps",
         explanation="What the traces of `--profile-steps` show: what each process computes, and below that its "
         "exchange of gradients. Where both have a bar, the exchange overlaps with computing"
-        f"{several}. An exchange includes waiting for the other processes, and a gap is waiting for the host, for "
-        "data, or between steps. Tracing takes time, and each process has a clock of its own.",
+        f"{apart}. An exchange includes waiting for the other processes, and a gap is waiting for the host, for "
+        "data, or between steps. Tracing slows steps down, and the processes have separate clocks.",
         chart=chart,
     )
-
-
-def _has_several(found: Sequence[Traced]) -> bool:
-    return any(each.has_several_devices for each in found)
 
 
 def _marks(each: Traced, timeline: Timeline) -> Iterator[dict[str, object]]:

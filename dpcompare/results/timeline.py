@@ -161,7 +161,9 @@ def timeline_of(run_dir: Path, process_rank: int, framework: str) -> Timeline:
     path, rules = run_dir / TRACES_DIR / f"process-{process_rank}.json", RULES[framework]
     events = _events(path, rules)
     if rules.needs and not any(rules.needs in event.arguments for event in events):
-        raise TimelineError(f"{path.name} does not say from what its instructions were made; trace the run again")
+        raise TimelineError(
+            f"{path.name} does not say which operations its instructions came from; trace the run again"
+        )
     by_phase = _by_phase(events, rules)
     every = [interval for intervals in by_phase.values() for interval in intervals]
     if not every:
@@ -198,7 +200,7 @@ def _events(path: Path, rules: Rules) -> list[Event]:
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise TimelineError(f"{path.name} is no trace in Chrome's format ({type(error).__name__})") from None
     if rules.unread_devices and any(name.startswith(rules.unread_devices) for name in planes):
-        raise TimelineError(f"{path.name} is of GPUs, whose kernels do not say there to which operation they belong")
+        raise TimelineError(f"{path.name} is a trace of GPUs, which does not tie kernels to operations")
     return events
 
 

@@ -56,7 +56,7 @@ def test_a_mode_is_no_name_of_a_backend():
 def test_a_backend_in_the_place_of_a_mode_is_explained(command, expected):
     refused = invoke(*command, "mine:Fast", "--device", "cpu")
     assert refused.code == 2
-    assert "'mine' is no framework; expected one of torch, tensorflow, jax" in refused.stderr
+    assert "'mine' is not a framework; expected one of torch, tensorflow, jax" in refused.stderr
     assert expected in refused.stderr
 
 
@@ -90,9 +90,11 @@ def test_only_subclasses_of_backend_are_backends(mine):
     for name, expected in wrong.items():
         with pytest.raises(RequestError, match=expected):
             load_backend("torch", "single", f"{mine}:{name}")
-    with pytest.raises(RequestError, match=f"'{mine}:AsItIs' is of torch; expected one of jax, or a run of torch"):
+    with pytest.raises(RequestError, match=f"'{mine}:AsItIs' is for torch; expected one for jax, or a run of torch"):
         _own_backend(f"{mine}:AsItIs", "jax")
-    with pytest.raises(RequestError, match="'collections:OrderedDict' is another class; expected a subclass"):
+    with pytest.raises(
+        RequestError, match="'collections:OrderedDict' is a class that is not a backend; expected a subclass"
+    ):
         load_backend("torch", "single", "collections:OrderedDict")
 
 
@@ -131,5 +133,5 @@ def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     assert f"--like: the file of the backend {mine}:AsItIs has changed since the run" in refused.communicate()[1]
     assert refused.returncode == 2
     more = start("compare", "--resume", str(tmp_path / "study"), "--repeats", "2")
-    assert f"another backends_of_mine.py of the backend {mine}:AsItIs" in more.communicate()[1]
+    assert f"a changed backends_of_mine.py of the backend {mine}:AsItIs" in more.communicate()[1]
     assert more.returncode == 2

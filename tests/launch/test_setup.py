@@ -143,7 +143,7 @@ def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypat
     wanted = f"with torch>=2.8 torchvision>=0.23 from {address}, and dpcompare[torch,fabric,accelerate]"
     assert wanted in done.stderr
     assert "about 0.5 GB to download, 2 GB on disk" in done.stderr
-    assert "together about 1 GB to download, 4 GB on disk" in done.stderr
+    assert "in all, about 1 GB to download, 4 GB on disk" in done.stderr
     assert "torch/bin/python (made in " in done.stderr
     found = versions_of(environments, "torch")
     assert (found["torch"], found["torchvision"], found["timm"]) == ("98.0+cpu", "98.0+cpu", "99.0")

@@ -96,7 +96,7 @@ def test_instructions_of_no_known_origin_are_computed_too(tmp_path):
     found = timeline_of(written(tmp_path, [*TRACES["jax"], copied]), 0, "jax")
     assert (found.total("other"), found.idle) == (1.5, 0.0)
     old = [each | {"args": {"hlo_op": each["name"]}} for each in TRACES["jax"]]
-    with pytest.raises(TimelineError, match="does not say from what its instructions were made; trace the run again"):
+    with pytest.raises(TimelineError, match="does not say which operations its instructions came from"):
         timeline_of(written(tmp_path, old), 0, "jax")
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_trace_is_named(tmp_path, text, expected):
 def test_kernels_without_an_operation_are_not_guessed(tmp_path):
     plane = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}
     folder = written(tmp_path, [plane, *TRACES["tensorflow"]])
-    with pytest.raises(TimelineError, match="is of GPUs, whose kernels do not say"):
+    with pytest.raises(TimelineError, match="is a trace of GPUs, which does not tie kernels"):
         timeline_of(folder, 0, "tensorflow")
     assert timeline_of(written(tmp_path, [plane, *TRACES["jax"]]), 0, "jax")
 

@@ -35,11 +35,8 @@ def chrome_trace(path: Path) -> Iterator[None]:
         for profile in Path(folder).rglob("*.xplane.pb"):
             try:
                 names |= _op_names(profile.read_bytes())
-            except (
-                LookupError,
-                ValueError,
-            ) as error:  # another format: the trace is kept as it is
-                print(f"the trace does not say from what its instructions were made ({error!r})", file=sys.stderr)
+            except (LookupError, ValueError) as error:  # another format: the trace stays as JAX wrote it
+                print(f"JAX's profile could not be read, so the trace has no op_name ({error!r})", file=sys.stderr)
     for event in trace["traceEvents"]:
         arguments = event.get("args", {})
         if op_name := names.get((arguments.get("hlo_module", ""), arguments.get("hlo_op", ""))):
