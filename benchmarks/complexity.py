@@ -1,7 +1,7 @@
 """The growth of costs: a report of many runs, a projection of many arms, a run of many steps, a store of many images.
 
     python -m benchmarks.complexity [--runs 10 100 1000] [--arms 1 10 100 1000] [--steps 10000 100000 1000000]
-                                           [--images 10000 100000 1000000] [--write FILE]
+                                           [--images 10000 100000 1000000] [--write [FOLDER]]
 
 Runs are results as a study leaves them, without training. Arms are copies of one that is measured first, in two runs
 of 45 steps; `dpcompare project` predicts them on 2 to 1,024 nodes of 8 devices. Steps are those of the real loop and
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, number, table
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.backends.base import Backend, Counters
 from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
@@ -68,11 +68,11 @@ def report_seconds(num_runs: int) -> tuple[float, float]:
         arms.append(Arm(name=f"{framework} {mode}", config=RunConfig(framework=framework, mode=mode, cluster=cluster)))
     with tempfile.TemporaryDirectory() as folder:
         study = open_study(Study(arms=tuple(arms), repeats=num_runs // len(arms)), Path(folder) / "study")
-        for number in range(1, study.repeats + 1):
+        for repeat in range(1, study.repeats + 1):
             for place, arm in enumerate(arms):
-                run_dir = study.run_dir(Path(folder) / "study", number, arm)
+                run_dir = study.run_dir(Path(folder) / "study", repeat, arm)
                 run_dir.mkdir(parents=True)
-                _result(arm, speed=100 + 10 * place + number % 7 / 10).save(run_dir)
+                _result(arm, speed=100 + 10 * place + repeat % 7 / 10).save(run_dir)
         begin = time.perf_counter()
         comparison = analyse(collect([Path(folder) / "study"]))
         judged = time.perf_counter()
@@ -89,20 +89,20 @@ def measured_study(folder: Path) -> Path:
     return study
 
 
-def _other(arm: Arm, number: int) -> Arm:
+def _other(arm: Arm, threads: int) -> Arm:
     """The same arm under another name, and with more threads that read, so that it is projected by itself."""
     names = {
-        "name": f"{arm.name} {number}",
-        "ablation_of": f"{arm.ablation_of} {number}" if arm.ablation_of else None,
+        "name": f"{arm.name} {threads}",
+        "ablation_of": f"{arm.ablation_of} {threads}" if arm.ablation_of else None,
     }
-    return arm.model_copy(update=names | {"config": arm.config.model_copy(update={"input_threads": number})})
+    return arm.model_copy(update=names | {"config": arm.config.model_copy(update={"input_threads": threads})})
 
 
 def projection_seconds(num_arms: int, measured: Path) -> float:
     """The whole command `dpcompare project`, with a study of that many arms, copied from one that was measured."""
     with tempfile.TemporaryDirectory() as name:
         folder, origin = Path(name) / "study", Study.load(measured)
-        arms = [_other(arm, number) for number in range(1, num_arms + 1) for arm in origin.arms]
+        arms = [_other(arm, threads) for threads in range(1, num_arms + 1) for arm in origin.arms]
         study = open_study(origin.model_copy(update={"arms": tuple(arms)}), folder)
         for arm, of in zip(study.arms, cycle(origin.arms)):
             shutil.copytree(origin.run_dir(measured, 1, of), study.run_dir(folder, 1, arm))
@@ -137,7 +137,7 @@ def _result(arm: Arm, *, speed: float) -> RunResult:
         step_seconds=step,
         data_wait_fraction=0.01,
         wall_seconds=30.0,
-        train_loss=[2.0 - number / 100 for number in range(45)],
+        train_loss=[2.0 - step_number / 100 for step_number in range(45)],
         threads_per_process=1,
         config=config.model_dump(mode="json"),
     )
@@ -223,13 +223,13 @@ def prepared(num_images: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rng = np.random.default_rng(0)
-        for number in range(10):
-            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-        for number in range(num_images):
-            link = folder / "images" / f"{number % max(2, num_images // 1000):04d}" / f"{number:07d}.png"
-            if number < num_images // 500:
+        for index in range(10):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+        for index in range(num_images):
+            link = folder / "images" / f"{index % max(2, num_images // 1000):04d}" / f"{index:07d}.png"
+            if index < num_images // 500:
                 link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(folder / f"{number % 10}.png")
+            link.symlink_to(folder / f"{index % 10}.png")
         held, begin = resident_bytes(), time.perf_counter()
         prepare(folder / "images", folder / "store", 8)
         return {
@@ -239,11 +239,57 @@ def prepared(num_images: int) -> dict[str, float]:
         }
 
 
-def figures_of(option: str, number: int) -> dict[str, float]:
-    """Measured in a separate process."""
-    argv = [sys.executable, "-m", "benchmarks.complexity", option, str(number)]
+def in_a_process(option: str, size: int) -> list[float]:
+    """What a run or a store of this size takes, measured in a separate process; in the order of the columns."""
+    argv = [sys.executable, "-m", "benchmarks.complexity", option, str(size)]
     figures: dict[str, float] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return figures
+    return list(figures.values())
+
+
+Rows = list[tuple[float, ...]]
+"""What was measured at each size, which is the first cell."""
+
+COLUMNS = {
+    "runs": [number("runs of two arms", ","), number("s to judge", ".2f"), number("s to write the page", ".2f")],
+    "arms": [number("arms that are projected", ","), number("s of the whole command", ".2f")],
+    "steps": [
+        number("steps of a run", ","),
+        number("us per step", ".0f"),
+        number("MiB that the process grew", ".1f"),
+        number("MiB of events", ".1f"),
+        number("s to read them", ".2f"),
+    ],
+    "images": [
+        number("images of a store", ","),
+        number("images/s", ",.0f"),
+        number("MiB that preparing takes", ".0f"),
+        number("MiB of a process that decodes", ".0f"),
+    ],
+}
+"""What is made larger -> the columns of its table."""
+
+
+def projections(counts: Sequence[int]) -> Rows:
+    if not counts:
+        return []  # measures no study
+    with tempfile.TemporaryDirectory() as folder:
+        study = measured_study(Path(folder))
+        return [(num_arms, projection_seconds(num_arms, study)) for num_arms in counts]
+
+
+def figures_of(measured: Mapping[str, Rows]) -> dict[str, str]:
+    """Of the largest of each kind; a page that quotes them finds a dash where nothing was measured."""
+
+    def at_largest(kind: str, column: int) -> str:
+        return format(max(measured[kind])[column], COLUMNS[kind][column].format) if measured[kind] else "-"
+
+    return {
+        "judge_seconds": at_largest("runs", 1),
+        "project_seconds": at_largest("arms", 1),
+        "us_per_step": at_largest("steps", 1),
+        "mib_grown": at_largest("steps", 2),
+        "store_images_per_second": at_largest("images", 1),
+    }
 
 
 def main() -> None:
@@ -254,7 +300,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--only-steps", type=int, help="one run, in this process")
     parser.add_argument("--only-images", type=int, help="one store, in this process")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    keeper = Keeper(parser, "benchmarks.complexity")
     arguments = parser.parse_args()
     if arguments.only_steps:
         print(json.dumps(run_of(arguments.only_steps)))
@@ -262,35 +308,19 @@ def main() -> None:
     if arguments.only_images:
         print(json.dumps(prepared(arguments.only_images)))
         return
-    lines = [f"{typed('benchmarks.complexity')} at {commit()}:", ""]
-    lines += ["| runs of two arms | s to judge | s to write the page |", "|--:|--:|--:|"]
-    for num_runs in arguments.runs:
-        judged, written = report_seconds(num_runs)
-        lines.append(f"| {num_runs:,} | {judged:.2f} | {written:.2f} |")
-    if arguments.arms:
-        lines += ["", "| arms that are projected | s of the whole command |", "|--:|--:|"]
-        with tempfile.TemporaryDirectory() as folder:
-            study = measured_study(Path(folder))
-            lines += [f"| {num_arms:,} | {projection_seconds(num_arms, study):.2f} |" for num_arms in arguments.arms]
-    lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
-    lines += ["|--:|--:|--:|--:|--:|"]
-    for num_steps in arguments.steps:
-        figures = figures_of("--only-steps", num_steps)
-        lines.append(
-            f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | "
-            f"{figures['MiB_of_events']:.1f} | {figures['seconds_to_read_events']:.2f} |"
-        )
-    lines += ["", "| images of a store | images/s | MiB that preparing takes | MiB of a process that decodes |"]
-    lines += ["|--:|--:|--:|--:|"]
-    for num_images in arguments.images:
-        figures = figures_of("--only-images", num_images)
-        lines.append(
-            f"| {num_images:,} | {figures['images_per_second']:,.0f} | {figures['MiB_more']:.0f} | "
-            f"{figures['MiB_of_decoder']:.0f} |"
-        )
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "complexity", lines)
+    measured: dict[str, Rows] = {
+        "runs": [(num_runs, *report_seconds(num_runs)) for num_runs in arguments.runs],
+        "arms": projections(arguments.arms),
+        "steps": [(num_steps, *in_a_process("--only-steps", num_steps)) for num_steps in arguments.steps],
+        "images": [(num_images, *in_a_process("--only-images", num_images)) for num_images in arguments.images],
+    }
+    keeper.keep(
+        arguments.write,
+        "complexity",
+        "measured",
+        tables=[table(COLUMNS[kind], rows) for kind, rows in measured.items() if rows],
+        figures=figures_of(measured),
+    )
 
 
 if __name__ == "__main__":

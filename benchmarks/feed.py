@@ -1,6 +1,6 @@
 """How many images per second one process can feed to several GPUs: with devices that only take time.
 
-    python -m benchmarks.feed [--image-size 260 ...] [--devices 8] [--rounds 3] [--write FILE]
+    python -m benchmarks.feed [--image-size 260 ...] [--devices 8] [--rounds 3] [--write [FOLDER]]
 
 What a host does for GPUs is all there: batches are gathered as bytes, their tables made with all augmentations, and
 the bytes copied once, as they are into pinned memory. A device takes its part of a global batch and then does nothing
@@ -16,13 +16,15 @@ import os
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.sections import commit, write_section
+from benchmarks.evidence import Keeper, Table, extremes, number, spread, table
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchLoader, BatchReader, prefetch
 from dpcompare.data.names import AUGMENTATIONS
@@ -34,6 +36,18 @@ ROWS_PER_DEVICE = 64
 NUM_STEPS = 30
 IMAGES_PER_SECOND = 2000.0
 """The images per second that a device trains."""
+
+
+class Fed(NamedTuple):
+    """By a number of threads in a round."""
+
+    images_per_second: float
+    waiting: float
+    ceiling: float
+
+
+Rounds = Mapping[tuple[int, int], list[Fed]]
+"""(image size, threads) -> each round."""
 
 
 def split_of(folder: Path, size: int) -> Split:
@@ -78,39 +92,64 @@ def feed(split: Split, num_devices: int, num_threads: int, *, pause: bool) -> tu
     return NUM_STEPS * rows / seconds, waited / seconds
 
 
+def measured(sizes: list[int], num_devices: int, rounds: int) -> Rounds:
+    found = defaultdict(list)
+    with tempfile.TemporaryDirectory() as temporary:
+        splits = {size: split_of(Path(temporary), size) for size in sizes}
+        for _, size, num_threads in product(range(rounds), sizes, (1, 2, num_devices)):
+            fed, waiting = feed(splits[size], num_devices, num_threads, pause=True)
+            ceiling, _ = feed(splits[size], num_devices, num_threads, pause=False)
+            found[size, num_threads].append(Fed(fed, waiting, ceiling))
+    return found
+
+
+def kibibytes(size: int) -> float:
+    """Of an image as it is copied: its bytes and its tables."""
+    return (size * size * 3 + 3 * 256 * 4) / 1024
+
+
+def table_of(found: Rounds) -> Table:
+    columns = [
+        number("image size"),
+        number("KiB per image", ".0f"),
+        number("threads"),
+        number("images/s", ",.0f"),
+        number("waiting", ".0%"),
+        number("ceiling, images/s", ",.0f"),
+    ]
+    rows = [
+        (size, kibibytes(size), num_threads, *map(spread, zip(*rounds, strict=True)))
+        for (size, num_threads), rounds in found.items()
+    ]
+    return table(columns, rows)
+
+
+def figures_of(found: Rounds) -> dict[str, str]:
+    speeds = [median(fed.images_per_second for fed in rounds) for rounds in found.values()]
+    waits = [median(fed.waiting for fed in rounds) for rounds in found.values()]
+    return extremes("images_per_second", speeds, ",.0f") | extremes("waiting", waits, ".0%")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image-size", type=int, action="append")
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.feed")
     arguments = parser.parse_args()
     wanted = arguments.devices * IMAGES_PER_SECOND
-    lines = [
-        f"`python -m benchmarks.feed` at {commit()}, {len(os.sched_getaffinity(0))} cores, {arguments.devices} devices "
-        f"that take {wanted:,.0f} images/s together, {arguments.rounds} rounds:",
-        "",
-        "| image size | KiB per image | threads | images/s | range | waiting | ceiling, images/s |",
-        "|--:|--:|--:|--:|---|--:|--:|",
-    ]
-    found = defaultdict(list)
-    with tempfile.TemporaryDirectory() as temporary:
-        sizes = arguments.image_size or [64, 128, 260]
-        splits = {size: split_of(Path(temporary), size) for size in sizes}
-        for _, size, num_threads in product(range(arguments.rounds), sizes, (1, 2, arguments.devices)):
-            fed, waiting = feed(splits[size], arguments.devices, num_threads, pause=True)
-            ceiling, _ = feed(splits[size], arguments.devices, num_threads, pause=False)
-            found[size, num_threads].append((fed, waiting, ceiling))
-    for (size, num_threads), figures in found.items():
-        fed, waiting, ceiling = zip(*figures, strict=True)
-        kibibytes = (size * size * 3 + 3 * 256 * 4) / 1024
-        lines.append(
-            f"| {size} | {kibibytes:.0f} | {num_threads} | {median(fed):,.0f} | {min(fed):,.0f} to {max(fed):,.0f} | "
-            f"{median(waiting):.0%} | {median(ceiling):,.0f} |"
-        )
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "feed", lines)
+    found = measured(arguments.image_size or [64, 128, 260], arguments.devices, arguments.rounds)
+    keeper.keep(
+        arguments.write,
+        "feed",
+        "measured",
+        sentences=[
+            f"{len(os.sched_getaffinity(0))} cores, {arguments.devices} devices that take {wanted:,.0f} images/s "
+            f"together, {arguments.rounds} rounds."
+        ],
+        tables=[table_of(found)],
+        figures=figures_of(found),
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The benchmark on one GPU: dpcompare against loops by hand, in float32 and in bfloat16. It has not been run yet.
+"""The benchmark on one GPU: dpcompare against hand-written loops, in float32 and in bfloat16. It has not been run yet.
 
-    python -m benchmarks.gpu [--mode single] [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
+    python -m benchmarks.gpu [--mode single] [--image-size 260] [--global-batch-size 128] [--rounds 5]
+                            [--write [FOLDER]]
 
 EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 against the plain loop; `native` is bfloat16 with the
 settings of that profile, against a plain loop with its images on the GPU from the start and compiled, as timm's
 benchmark of training has it. A round of a mode is seven runs, half a minute each; after each round the table so far is
-written. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
+printed and kept. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
 data-wait fraction of each run is in its result.json.
 """
 
@@ -15,14 +16,13 @@ import argparse
 import random
 import sys
 from functools import partial
-from pathlib import Path
 
-from benchmarks.overhead import HEAD, Contestants, bare, compared, ours
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, table
+from benchmarks.overhead import COLUMNS, Contestants, Row, bare, compared, ours, ratio_figures, rounds_in_words
 from dpcompare.system.devices import installed_gpus, visible_gpus
 
 PROFILES = {"plain": "strict", "channels_last": "strict", "bfloat16": "native", "compiled": "native"}
-"""Loop by hand -> the profile whose arithmetic it has."""
+"""Hand-written loop -> the profile whose arithmetic it has."""
 
 MODES = ("single", "ddp")
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--global-batch-size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.gpu")
     arguments = parser.parse_args()
     if not visible_gpus(installed_gpus()):
         print("error: no GPU is visible here, expected at least one", file=sys.stderr)
@@ -59,18 +59,21 @@ def main() -> None:
     options = ["--model", "efficientnet-b2", "--image-size", str(arguments.image_size), "--warmup-steps", "20"]
     options += ["--global-batch-size", str(arguments.global_batch_size), "--steps", str(arguments.steps)]
     generator = random.Random(0)
-    finished = [f"{typed('benchmarks.gpu')} at {commit()}:", "", ARITHMETIC, "", *HEAD]
+    finished: list[Row] = []
 
-    def write(rows: list[str]) -> None:
-        if arguments.write:
-            write_section(arguments.write, "gpu", [*finished, *rows])
+    def keep(rows: list[Row], done: int) -> None:
+        so_far = [*finished, *rows]
+        keeper.keep(
+            arguments.write,
+            "gpu",
+            "measured",
+            sentences=[rounds_in_words(done, arguments.rounds), ARITHMETIC],
+            tables=[table(COLUMNS, so_far)],
+            figures=ratio_figures(so_far, ["plain, as strict"], ["bfloat16, as native"]),
+        )
 
     for mode in arguments.mode or MODES:
-        finished += compared(
-            f"torch {mode}", contestants(mode, options), arguments.rounds, generator, after_round=write
-        )
-    print("\n".join(finished))
-    write([])
+        finished += compared(f"torch {mode}", contestants(mode, options), arguments.rounds, generator, keep)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of input: preparing a store, and reading batches from it, against the frameworks' loaders over JPEG files.
 
-    python -m benchmarks.input PHOTOS [--image-size 64 ...] [--enlarge 1 ...] [--rounds 5] [--write FILE]
+    python -m benchmarks.input PHOTOS [--image-size 64 ...] [--enlarge 1 ...] [--rounds 5] [--write [FOLDER]]
 
 PHOTOS is a folder of images, one folder per class; `--enlarge` makes them that many times as wide and high, since the
 photographs of public datasets are often smaller than a camera's. Everything runs on one core, in a separate process,
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from benchmarks.sections import commit, write_section
+from benchmarks.evidence import Keeper, Table, extremes, number, spread, table, text
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.folders import find_images
@@ -46,8 +46,8 @@ def photos(folder: Path, count: int) -> list[Path]:
 
 def linked(folder: Path, temporary: Path) -> Path:
     """A folder with as many images as are prepared, in two classes, since fewer are no dataset."""
-    for number, path in enumerate(photos(folder, NUM_PREPARED)):
-        link = temporary / "photos" / f"class-{number % 2}" / f"{number}{path.suffix}"
+    for index, path in enumerate(photos(folder, NUM_PREPARED)):
+        link = temporary / "photos" / f"class-{index % 2}" / f"{index}{path.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(path.resolve())
     return temporary / "photos"
@@ -55,8 +55,8 @@ def linked(folder: Path, temporary: Path) -> Path:
 
 def enlarged(folder: Path, factor: int, temporary: Path) -> Path:
     """A folder with the photographs that are prepared, so many times as wide and high, in two classes."""
-    for number, path in enumerate(photos(folder, NUM_PREPARED)):
-        target = temporary / "enlarged" / f"class-{number % 2}" / f"{number}.jpg"
+    for index, path in enumerate(photos(folder, NUM_PREPARED)):
+        target = temporary / "enlarged" / f"class-{index % 2}" / f"{index}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
         with Image.open(path) as image:
             larger = image.convert("RGB").resize(
@@ -142,17 +142,21 @@ def _speed(batches: Iterator[object]) -> float:
     return count * BATCH / (time.perf_counter() - begin)
 
 
+PREPARING, BY_PILLOW = "prepare a store", "a plain loop of Pillow and np.save"
+AS_BYTES = "batches of the store, as bytes"
 OVER_FILES = {
-    "prepare a store": prepare_ours,
-    "a plain loop of Pillow and np.save": prepare_pillow,
+    PREPARING: prepare_ours,
+    BY_PILLOW: prepare_pillow,
     "torch DataLoader over files": read_torch,
     "tf.data over files": read_tensorflow,
 }
 OVER_STORE = {
-    "batches of the store, as bytes": read_ours,
+    AS_BYTES: read_ours,
     "the same, all augmentations": read_augmented,
     "the same, looked up on the host": read_looked_up,
 }
+Speeds = dict[tuple[str, int], Mapping[str, list[float]]]
+"""(width and height of the photographs, image size) -> contestant -> images per second of each round."""
 
 
 def in_a_process(name: str, folder: Path, size: int) -> float:
@@ -171,6 +175,28 @@ def in_a_process(name: str, folder: Path, size: int) -> float:
     return float(json.loads(done.stdout))
 
 
+def table_of(speeds: Speeds) -> Table:
+    columns = [
+        *text("photographs"),
+        number("image size"),
+        *text("what, on one core"),
+        number("images/s", ",.0f"),
+    ]
+    rows = [
+        (pixels, size, name, spread(of_rounds))
+        for (pixels, size), found in speeds.items()
+        for name, of_rounds in found.items()
+    ]
+    return table(columns, rows)
+
+
+def figures_of(speeds: Speeds) -> dict[str, str]:
+    """Of preparing, as a multiple of the plain loop, and of the store, over all sizes."""
+    ratios = [median(found[PREPARING]) / median(found[BY_PILLOW]) for found in speeds.values()]
+    of_store = [median(found[AS_BYTES]) for found in speeds.values() if AS_BYTES in found]
+    return extremes("prepare_ratio", ratios, ".2f") | extremes("batches_images_per_second", of_store, ",.0f")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
@@ -180,17 +206,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=[*OVER_FILES, *OVER_STORE], help="one contestant, once, in this process")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.input")
     arguments = parser.parse_args()
     if arguments.only:
         print(json.dumps((OVER_FILES | OVER_STORE)[arguments.only](arguments.photos, arguments.image_size[0])))
         return
-    lines = [
-        f"`python -m benchmarks.input PHOTOS {' '.join(sys.argv[2:])}` at {commit()}, {arguments.rounds} rounds:",
-        "",
-        "| photographs | image size | what, on one core | images/s | range |",
-        "|---|--:|---|--:|--:|",
-    ]
+    speeds: Speeds = {}
     for factor, size in product(arguments.enlarge or [1, 6], arguments.image_size or [64, 128, 260]):
         found = defaultdict(list)
         with tempfile.TemporaryDirectory() as temporary:
@@ -203,13 +224,17 @@ def main() -> None:
                     found[name].append(in_a_process(name, files, size))
                 for name in OVER_STORE if factor == 1 else ():
                     found[name].append(in_a_process(name, store, size))
-        for name, speeds in found.items():
-            speed = f"{median(speeds):,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f}"
-            lines.append(f"| {pixels} | {size} | {name} | {speed} |")
-            print(lines[-1], file=sys.stderr)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "input", lines)
+        speeds[pixels, size] = found
+        for name, of_rounds in found.items():
+            print(f"{pixels}, image size {size}: {name} {median(of_rounds):,.0f} images/s", file=sys.stderr)
+    keeper.keep(
+        arguments.write,
+        "input",
+        "measured",
+        sentences=[f"{arguments.rounds} rounds."],
+        tables=[table_of(speeds)],
+        figures=figures_of(speeds),
+    )
 
 
 if __name__ == "__main__":

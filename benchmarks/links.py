@@ -1,6 +1,7 @@
 """The throughput of two nodes over slower links: both frameworks, as hosts in network namespaces. Needs root.
 
-    python -m benchmarks.links [--link free 10gbit 1gbit 100mbit] [--rounds 3] [--write FILE] [--plot FILE.svg]
+    python -m benchmarks.links [--link free 10gbit 1gbit 100mbit] [--rounds 3] [--write [FOLDER]]
+                              [--plot FILE.svg]
 
 In every round each mode trains once per link, and once without gradient sync, in random order. Communication is the
 difference of a step with and without gradient sync, in the same round. The floor is what a link needs for the gradients
@@ -17,11 +18,12 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Table, extremes, number, spread, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.placement import Placement
 from dpcompare.launch.inputs import prepare_inputs
@@ -55,11 +57,11 @@ def measured(workload: Workload, links: Sequence[str], rounds: int, generator: r
         for framework, mode in MODES
     }
     steps: Steps = defaultdict(list)
-    for number in range(1, rounds + 1):
+    for round_number in range(1, rounds + 1):
         each = [(name, link) for name in configs for link in (*links, NO_SYNC)]
         for name, link in generator.sample(each, len(each)):
             steps[name, link].append(trained(configs[name], link))
-            print(f"round {number}: {name}, {link}: {steps[name, link][-1]:.3f} s per step", file=sys.stderr)
+            print(f"round {round_number}: {name}, {link}: {steps[name, link][-1]:.3f} s per step", file=sys.stderr)
     return steps
 
 
@@ -72,27 +74,45 @@ def floor_seconds(workload: Workload, link: str) -> float:
     return parameters * 32 / (float(link[:-4]) * BITS[link[-4:]])
 
 
-def table(workload: Workload, steps: Steps, links: Sequence[str]) -> list[str]:
-    lines = [
-        "| mode | link | images/s | s per step | communication, s | fraction of the step | floor, s |",
-        "|---|---|--:|--:|--:|--:|--:|",
+def fractions(steps: Steps, name: str, link: str) -> list[float]:
+    """What part of a step is communication, in each round."""
+    pairs = zip(steps[name, link], steps[name, NO_SYNC], strict=True)
+    return [(with_it - without) / with_it for with_it, without in pairs]
+
+
+def table_of(workload: Workload, steps: Steps, links: Sequence[str]) -> Table:
+    columns = [
+        *text("mode", "link"),
+        number("images/s", ".1f"),
+        number("s per step", ".2f"),
+        number("communication, s", ".2f"),
+        number("fraction of the step", ".0%"),
+        number("floor, s", ".2f"),
     ]
-    for framework, mode in MODES:
-        name = f"{framework} {mode}"
-        for link in links:
-            pairs = list(zip(steps[name, link], steps[name, NO_SYNC], strict=True))
-            speeds = [workload.global_batch_size / with_it for with_it, _ in pairs]
-            lines.append(
-                f"| {name} | {link} | {_spread(speeds, '.1f')} | {_spread([with_it for with_it, _ in pairs])} | "
-                f"{_spread([with_it - without for with_it, without in pairs])} | "
-                f"{_spread([(with_it - without) / with_it for with_it, without in pairs], '.0%')} | "
-                f"{floor_seconds(workload, link):.2f} |"
+    rows = []
+    for name, link in product((f"{framework} {mode}" for framework, mode in MODES), links):
+        pairs = list(zip(steps[name, link], steps[name, NO_SYNC], strict=True))
+        rows.append(
+            (
+                name,
+                link,
+                spread([workload.global_batch_size / with_it for with_it, _ in pairs]),
+                spread([with_it for with_it, _ in pairs]),
+                spread([with_it - without for with_it, without in pairs]),
+                spread(fractions(steps, name, link)),
+                floor_seconds(workload, link),
             )
-    return lines
+        )
+    return table(columns, rows)
 
 
-def _spread(values: Sequence[float], form: str = ".2f") -> str:
-    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+def figures_of(steps: Steps, links: Sequence[str]) -> dict[str, str]:
+    """The fractions of the links, of each mode."""
+    figures: dict[str, str] = {}
+    for framework, mode in MODES:
+        medians = [median(fractions(steps, f"{framework} {mode}", link)) for link in links]
+        figures |= extremes(f"{framework}_{mode}_communication", medians, ".0%")
+    return figures
 
 
 def plot(workload: Workload, steps: Steps, links: Sequence[str], path: Path) -> None:
@@ -128,7 +148,7 @@ def main() -> None:
     parser.add_argument("--warmup-steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.links")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="such as docs/links.svg")
     arguments = parser.parse_args()
     workload = Workload(
@@ -139,14 +159,14 @@ def main() -> None:
         warmup_steps=arguments.warmup_steps,
     )
     steps = measured(workload, arguments.link, arguments.rounds, random.Random(arguments.seed))
-    lines = [
-        f"{typed('benchmarks.links')} at {commit()}, {arguments.rounds} rounds:",
-        "",
-        *table(workload, steps, arguments.link),
-    ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "links", lines)
+    keeper.keep(
+        arguments.write,
+        "links",
+        "measured",
+        sentences=[f"{arguments.rounds} rounds."],
+        tables=[table_of(workload, steps, arguments.link)],
+        figures=figures_of(steps, arguments.link),
+    )
     if arguments.plot:
         plot(workload, steps, arguments.link, arguments.plot)
 

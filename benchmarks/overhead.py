@@ -1,6 +1,6 @@
-"""The overhead of dpcompare against a loop written by hand, and the gain of its native profile: ratios, side by side.
+"""The overhead of dpcompare against a hand-written loop, and the gain of its native profile: ratios, side by side.
 
-    python -m benchmarks.overhead [--mode torch:ddp ...] [--model efficientnet-b2] [--rounds 5] [--write FILE]
+    python -m benchmarks.overhead [--mode torch:ddp ...] [--model efficientnet-b2] [--rounds 5] [--write [FOLDER]]
 
 Every contestant is a separate process (or a group of them); in every round each runs once, in another order. A ratio is
 that of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas
@@ -20,13 +20,11 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Spread, extremes, number, spread, table, text
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.launch.plan import INHERITED_TO_DROP, KEPT_MEMORY
 from dpcompare.system.ports import free_ports
@@ -66,7 +64,7 @@ def printed(processes: list[subprocess.Popen[str]]) -> list[Any]:
 def bare(
     framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2, keep_memory: bool = True
 ) -> Figures:
-    """A loop by hand. `keep_memory`, as dpcompare's processes do: the allocator's gain is not the loop's cost."""
+    """A hand-written loop. `keep_memory`, as dpcompare's processes do: the allocator's gain is not the loop's cost."""
     env = KEPT_MEMORY if keep_memory else {}
     module = f"benchmarks.bare.{framework}_loop"
     argv = ["--mode", mode, "--variant", variant, *options]
@@ -99,7 +97,7 @@ def copies(framework: str, options: list[str]) -> Figures:
 
 
 def ours(framework: str, mode: str, options: list[str]) -> Figures:
-    """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
+    """`dpcompare run`. What its loop does between steps counts too, as it does in a hand-written loop."""
     with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
         # One evaluation, at the end: each ends a window of the clock on GPUs.
         steps = options[options.index("--steps") + 1]
@@ -128,12 +126,16 @@ BARE = {
     "jax": {"single": ["shifts", "kernel"]},
 }  # fmt: skip
 
+SAME_SETTINGS = ("channels_last", "loop", "shifts")
+"""The loops that have the settings of the strict profile."""
+AS_TAUGHT = ("plain", "fit", "kernel")
+"""The loops as tutorials have them."""
 
 Contestants = dict[str, Callable[[], Figures]]
 
 
 def contestants(framework: str, mode: str, options: list[str], without: Collection[str] = ()) -> Contestants:
-    """The loops by hand of a mode but for those `without`, its limits, and both profiles."""
+    """The hand-written loops of a mode but for those `without`, its limits, and both profiles."""
     found: Contestants = {}
     for variant in BARE[framework][mode]:
         if variant not in without:
@@ -150,9 +152,23 @@ def contestants(framework: str, mode: str, options: list[str], without: Collecti
     return found
 
 
-HEAD = [
-    "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
-    "|---|---|--:|--:|--:|--:|",
+class Row(NamedTuple):
+    """A contestant in the table; nothing stands where a round failed."""
+
+    mode: str
+    loop: str
+    speed: Spread | None
+    strict: Spread | None
+    native: Spread | None
+    memory: Spread | None
+
+
+COLUMNS = [
+    *text("mode", "loop"),
+    number("images/s", ".1f"),
+    number("strict / this loop", ".2f"),
+    number("native / this loop", ".2f"),
+    number("memory of strict against it", ".2f"),
 ]
 
 
@@ -161,52 +177,74 @@ def compared(
     them: Contestants,
     rounds: int,
     generator: random.Random,
-    after_round: Callable[[list[str]], None] = lambda rows: None,
-) -> list[str]:
-    """A row of the table per contestant, two of which are `strict` and `native`; also given away after each round."""
-    table: dict[str, list[Figures]] = defaultdict(list)
-    for number in range(1, rounds + 1):
+    after_round: Callable[[list[Row], int], None],
+) -> list[Row]:
+    """A row per contestant, two of which are `strict` and `native`.
+
+    Args:
+        after_round: is given the rows so far and how many rounds they are of, since a round takes long.
+    """
+    found: dict[str, list[Figures]] = defaultdict(list)
+    for done in range(1, rounds + 1):
         order = list(them)
         generator.shuffle(order)
         for name in order:
             try:
-                table[name].append(them[name]())
+                found[name].append(them[name]())
             except RuntimeError as error:  # what the others measure is not to be lost
-                print(f"{title}, round {number}: {name} failed:\n{error}", file=sys.stderr)
-                table[name].append({"images_per_second": math.nan, "peak_memory_bytes": math.nan})
-            speed = table[name][-1]["images_per_second"]
-            print(f"{title}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
-        after_round(_rows(title, table, list(them)))
-    return _rows(title, table, list(them))
+                print(f"{title}, round {done}: {name} failed:\n{error}", file=sys.stderr)
+                found[name].append({"images_per_second": math.nan, "peak_memory_bytes": math.nan})
+            speed = found[name][-1]["images_per_second"]
+            print(f"{title}, round {done}: {name} {speed:.1f} images/s", file=sys.stderr)
+        after_round(_rows(title, found, list(them)), done)
+    return _rows(title, found, list(them))
 
 
-def _rows(title: str, table: Mapping[str, list[Figures]], names: list[str]) -> list[str]:
+def _rows(title: str, found: Mapping[str, list[Figures]], names: list[str]) -> list[Row]:
+    strict, native = found["strict"], found["native"]
     return [
-        f"| {title} | {name} | {median(figures['images_per_second'] for figures in table[name]):.1f} | "
-        + " | ".join(_ratio(table[name], table[other], "images_per_second") for other in ("strict", "native"))
-        + f" | {_ratio(table['strict'], table[name], 'peak_memory_bytes', turned=True)} |"
+        Row(
+            mode=title,
+            loop=name,
+            speed=spread([figures["images_per_second"] for figures in found[name]]),
+            strict=_ratio(strict, found[name], "images_per_second"),
+            native=_ratio(native, found[name], "images_per_second"),
+            memory=_ratio(strict, found[name], "peak_memory_bytes"),
+        )
         for name in names
     ]
 
 
-def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool = False) -> str:
-    """Median and range of the ratios of the rounds."""
-    pairs = zip(below, above, strict=True)
-    ratios = sorted(b[key] / a[key] if turned else a[key] / b[key] for b, a in pairs)
-    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+def _ratio(above: list[Figures], below: list[Figures], key: str) -> Spread | None:
+    """Of the ratios of the rounds."""
+    return spread([a[key] / b[key] for a, b in zip(above, below, strict=True)])
+
+
+def ratio_figures(rows: Iterable[Row], of_strict: Collection[str], of_native: Collection[str]) -> dict[str, str]:
+    """How fast the profiles are, as multiples of the loops named for each, over the modes."""
+    strict = [row.strict[0] for row in rows if row.loop in of_strict and row.strict]
+    native = [row.native[0] for row in rows if row.loop in of_native and row.native]
+    return extremes("strict_ratio", strict, ".2f") | extremes("native_ratio", native, ".2f")
+
+
+def rounds_in_words(done: int, rounds: int) -> str:
+    """How many rounds a table is of, which may end before the last one."""
+    return f"{rounds} rounds." if done == rounds else f"{rounds} rounds; {done} so far of the last mode."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
-    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="by hand, to leave out")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="LOOP", help="a hand-written loop to leave out"
+    )
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--warmup-steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.overhead")
     arguments = parser.parse_args()
     options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
     options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
@@ -214,18 +252,23 @@ def main() -> None:
     loops = {loop for framework, mode in modes for loop in BARE[framework][mode]}
     if unknown := set(arguments.without) - loops:
         parser.error(f"--without: received {', '.join(unknown)}; expected some of {', '.join(sorted(loops))}")
-    lines = [
-        f"{typed('benchmarks.overhead')} at {commit()}, {arguments.rounds} rounds:",
-        "",
-        *HEAD,
-    ]
     generator = random.Random(arguments.seed)
+    finished: list[Row] = []
+
+    def keep(rows: list[Row], done: int) -> None:
+        so_far = [*finished, *rows]
+        keeper.keep(
+            arguments.write,
+            f"overhead-{arguments.model}",
+            "measured",
+            sentences=[rounds_in_words(done, arguments.rounds)],
+            tables=[table(COLUMNS, so_far)],
+            figures=ratio_figures(so_far, SAME_SETTINGS, AS_TAUGHT),
+        )
+
     for framework, mode in modes:
         them = contestants(framework, mode, options, arguments.without)
-        lines += compared(f"{framework} {mode}", them, arguments.rounds, generator)
-        if arguments.write:  # mode by mode: it takes long
-            write_section(arguments.write, f"overhead {arguments.model}", lines)
-    print("\n".join(lines))
+        finished += compared(f"{framework} {mode}", them, arguments.rounds, generator, keep)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The profile of a step: the operations of each framework, by the time that they took themselves.
 
-    python -m benchmarks.profile_step [--mode torch:single ...] [--profile native] [--top 12] [--write FILE]
+    python -m benchmarks.profile_step [--mode torch:single ...] [--profile native] [--top 12] [--write [FOLDER]]
 
 Runs EfficientNet-B2 with a trace of some steps (`dpcompare run --profile-steps`) and adds up the operations of the
 first process. The time of an operation is without that of the ones inside it. Operations of several threads run at
@@ -15,16 +15,25 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.evidence import Keeper, Table, number, table, text
 from benchmarks.overhead import devices_of
-from benchmarks.sections import commit, typed, write_section
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import trace_path
 
 FIRST_STEP, LAST_STEP = 11, 15
+
+
+class Profile(NamedTuple):
+    """Milliseconds of a step."""
+
+    step: float
+    """Its median, by the clock."""
+    operations: Mapping[str, float]
+    """Kind -> what it took itself, in the first process."""
 
 
 def operation(event: dict[str, Any]) -> str | None:
@@ -56,8 +65,7 @@ def own_milliseconds(events: Iterable[dict[str, Any]]) -> dict[str, float]:
     return totals
 
 
-def profiled(framework: str, mode: str, profile: str, image_size: int, top: int) -> list[str]:
-    """The table of one mode."""
+def profiled(framework: str, mode: str, profile: str, image_size: int) -> Profile:
     with tempfile.TemporaryDirectory(prefix="dpcompare-profile-") as folder:
         run_dir = Path(folder) / "run"
         argv = [sys.executable, "-m", "dpcompare", "run", "--framework", framework, "--mode", mode, "--device", "cpu"]
@@ -68,21 +76,29 @@ def profiled(framework: str, mode: str, profile: str, image_size: int, top: int)
         events = json.loads(trace_path(run_dir, 0).read_text())["traceEvents"]
         result = RunResult.load(run_dir)
     steps = LAST_STEP - FIRST_STEP + 1
-    totals = {kind: spent / steps for kind, spent in own_milliseconds(events).items()}
-    everything = sum(totals.values())
     assert result.step_seconds is not None
+    totals = {kind: spent / steps for kind, spent in own_milliseconds(events).items()}
+    return Profile(step=result.step_seconds.typical * 1000, operations=totals)
+
+
+def table_of(name: str, found: Profile, top: int) -> Table:
+    """The operations that took longest, and all others together."""
+    totals = found.operations
+    everything = sum(totals.values())
     largest = sorted(totals, key=lambda kind: -totals[kind])[:top]
     rest = everything - sum(totals[kind] for kind in largest)
-    return [
-        f"{framework} {mode}, {profile}: {everything:.0f} ms of operations per step in the first process; a median "
-        f"step took {result.step_seconds.typical * 1000:.0f} ms:",
-        "",
-        "| operation | ms per step | share |",
-        "|---|--:|--:|",
-        *(f"| {kind} | {totals[kind]:.1f} | {totals[kind] / everything:.1%} |" for kind in largest),
-        f"| {len(totals) - len(largest)} others | {rest:.1f} | {rest / everything:.1%} |",
-        "",
-    ]
+    shares = [*((kind, totals[kind]) for kind in largest), (f"{len(totals) - len(largest)} others", rest)]
+    return table(
+        [*text("operation"), number("ms per step", ".1f"), number("share", ".1%")],
+        [(kind, spent, spent / everything) for kind, spent in shares],
+        title=f"{name}: {everything:.0f} ms of operations per step in the first process; a median step took "
+        f"{found.step:.0f} ms:",
+    )
+
+
+def figures_of(mode: str, found: Profile) -> dict[str, str]:
+    totals = found.operations.values()
+    return {f"{mode}_ms": f"{found.step:.0f}", f"{mode}_largest_share": f"{max(totals) / sum(totals):.0%}"}
 
 
 def main() -> None:
@@ -91,15 +107,15 @@ def main() -> None:
     parser.add_argument("--profile", choices=["strict", "native"], default="strict")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--top", type=int, default=10)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    keeper = Keeper(parser, "benchmarks.profile_step")
     arguments = parser.parse_args()
-    lines = [f"{typed('benchmarks.profile_step')} at {commit()}:", ""]
+    tables, figures = [], {}
     for name in arguments.mode or ("torch:single", "tensorflow:single"):
         framework, mode = name.split(":")
-        lines += profiled(framework, mode, arguments.profile, arguments.image_size, arguments.top)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "profile", lines)
+        found = profiled(framework, mode, arguments.profile, arguments.image_size)
+        tables.append(table_of(f"{framework} {mode}, {arguments.profile}", found, arguments.top))
+        figures |= figures_of(f"{framework}_{mode}", found)
+    keeper.keep(arguments.write, "profile", "measured", tables=tables, figures=figures)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The seconds that `dpcompare run` adds to the start and the end of the processes that it runs.
 
-    python -m benchmarks.start [--mode torch:ddp ...] [--rounds 5] [--write FILE]
+    python -m benchmarks.start [--mode torch:ddp ...] [--rounds 5] [--write [FOLDER]]
 
 In every round each mode runs twice, in either order: by the command, and without it, by a script that starts the same
 processes from the same plan and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes,
@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+from benchmarks.evidence import Keeper, Table, extremes, number, shown, spread, table, text
 from benchmarks.overhead import devices_of
-from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
@@ -31,10 +33,19 @@ from dpcompare.results.result import RunResult
 from dpcompare.system.ports import free_ports
 
 WORKLOAD = Workload(model="toy-cnn", dataset="synthetic", global_batch_size=32, steps=3, warmup_steps=1)
-
+SECONDS = ".2f"
+"""The format of seconds."""
 
 # Python keeps what it has compiled, as it does for most users, whatever the shell that this is started from says.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+class Seconds(NamedTuple):
+    """Of a mode in a round."""
+
+    hand_written: float
+    added: float
+    first_step: float
 
 
 def seconds_of(argv: list[str]) -> float:
@@ -52,7 +63,7 @@ def by_command(framework: str, mode: str, run_dir: Path) -> float:
     return seconds_of(argv)
 
 
-def by_hand(framework: str, mode: str, run_dir: Path) -> float:
+def by_script(framework: str, mode: str, run_dir: Path) -> float:
     """Seconds of the same processes, started without the command."""
     row = MODES[framework, mode]
     nodes, devices = (2, 1) if row.multi_node else (1, 2) if row.multi_device else (1, 1)
@@ -68,39 +79,53 @@ def by_hand(framework: str, mode: str, run_dir: Path) -> float:
     codes = [process.wait(timeout=600) for process in processes]
     seconds = time.perf_counter() - begin
     if any(codes):
-        raise RuntimeError(f"{framework} {mode} by hand: exit codes {codes}; logs in {run_dir}")
+        raise RuntimeError(f"{framework} {mode} by a hand-written command: exit codes {codes}; logs in {run_dir}")
     return seconds
 
 
-def table_of(modes: list[tuple[str, str]], rounds: int, generator: random.Random) -> list[str]:
-    added: dict[str, list[float]] = defaultdict(list)
-    first_steps: dict[str, list[float]] = defaultdict(list)
-    alone: dict[str, list[float]] = defaultdict(list)
-    for number in range(1, rounds + 1):
+def measured(modes: list[tuple[str, str]], rounds: int, generator: random.Random) -> dict[str, list[Seconds]]:
+    """Mode -> seconds of each round."""
+    found: dict[str, list[Seconds]] = defaultdict(list)
+    for round_number in range(1, rounds + 1):
         for framework, mode in modes:
             name = f"{framework} {mode}"
             with tempfile.TemporaryDirectory(prefix="dpcompare-start-") as folder:
                 seconds = {}
-                for way in generator.sample([by_command, by_hand], 2):
+                for way in generator.sample([by_command, by_script], 2):
                     seconds[way] = way(framework, mode, Path(folder) / way.__name__)
                 result = RunResult.load(Path(folder) / by_command.__name__)
-            alone[name].append(seconds[by_hand])
-            added[name].append(seconds[by_command] - seconds[by_hand])
             assert result.first_step_seconds is not None
-            first_steps[name].append(result.first_step_seconds)
-            print(f"round {number}: {name} {json.dumps([added[name][-1], first_steps[name][-1]])}", file=sys.stderr)
-    return [
-        "| mode | s by hand | s that the command adds | s of the first step |",
-        "|---|--:|--:|--:|",
-        *(
-            f"| {name} | {_spread(alone[name])} | {_spread(added[name])} | {_spread(first_steps[name])} |"
-            for name in added
-        ),
+            added = seconds[by_command] - seconds[by_script]
+            found[name].append(Seconds(seconds[by_script], added, result.first_step_seconds))
+            print(f"round {round_number}: {name} {json.dumps(found[name][-1]._asdict())}", file=sys.stderr)
+    return found
+
+
+def table_of(found: Mapping[str, list[Seconds]]) -> Table:
+    columns = [
+        *text("mode"),
+        number("s by a hand-written command", SECONDS),
+        number("s that the command adds", SECONDS),
+        number("s of the first step", SECONDS),
     ]
+    return table(columns, [(name, *map(spread, zip(*rounds, strict=True))) for name, rounds in found.items()])
 
 
-def _spread(seconds: list[float]) -> str:
-    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+def sentence_of(rounds: int, helped: Sequence[float], nothing: Sequence[float]) -> str:
+    seconds = number("s", SECONDS)
+    return (
+        f"{rounds} rounds. `dpcompare --help`: {shown(spread(helped), seconds)} s; "
+        f"a Python that does nothing: {shown(spread(nothing), seconds)} s."
+    )
+
+
+def figures_of(found: Mapping[str, list[Seconds]], helped: Sequence[float], nothing: Sequence[float]) -> dict[str, str]:
+    added = [median(seconds.added for seconds in rounds) for rounds in found.values()]
+    return {
+        "help_seconds": format(median(helped), SECONDS),
+        "nothing_seconds": format(median(nothing), SECONDS),
+        **extremes("added_seconds", added, SECONDS),
+    }
 
 
 def main() -> None:
@@ -108,22 +133,22 @@ def main() -> None:
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "benchmarks.start")
     arguments = parser.parse_args()
     modes = (
         [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else modes_by_default()
     )
     helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
     nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
-    lines = [
-        f"{typed('benchmarks.start')} at {commit()}, {arguments.rounds} rounds. "
-        f"`dpcompare --help`: {_spread(helped)} s; a Python that does nothing: {_spread(nothing)} s.",
-        "",
-        *table_of(modes, arguments.rounds, random.Random(arguments.seed)),
-    ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "start", lines)
+    found = measured(modes, arguments.rounds, random.Random(arguments.seed))
+    keeper.keep(
+        arguments.write,
+        "start",
+        "measured",
+        sentences=[sentence_of(arguments.rounds, helped, nothing)],
+        tables=[table_of(found)],
+        figures=figures_of(found, helped, nothing),
+    )
 
 
 if __name__ == "__main__":

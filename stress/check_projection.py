@@ -2,7 +2,7 @@
 
     sudo python -m stress.check_projection --out DIR                            # all of it, over an hour on two cores
     sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a round's predictions first
-    sudo python -m stress.check_projection --out DIR --write docs/evidence/projection.md # goes on where it was
+    sudo python -m stress.check_projection --out DIR [--write [FOLDER]]         # goes on where it was
 
 Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
 an input, and only the exchange is predicted. Other inputs are runs of each mode on 2 nodes, with an unlimited link and
@@ -30,7 +30,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -39,7 +39,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks.collectives import SIZES, latency_per_step, measured
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status, Table, commit, number, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
@@ -51,7 +51,17 @@ from dpcompare.projection.link import Interconnect, Latency, tcp_link
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.projection.step import slowest_of_each_step
 from dpcompare.results.timing import measured_seconds
-from stress.judged_predictions import MODEL, Cell, JudgedRound, judged
+from dpcompare.system.terminal_text import pluralize
+from stress.judged_predictions import (
+    MODEL,
+    Cell,
+    JudgedRound,
+    figures_of,
+    is_valid,
+    judged,
+    table_of_cells,
+    table_of_variants,
+)
 
 GRADIENTS: TypeAdapter[Gradients | None] = TypeAdapter(Gradients | None)
 NO_SYNC = "none"
@@ -67,7 +77,7 @@ COMPUTES_AS = {"torch:fsdp": "torch:ddp"}
 
 
 class Campaign:
-    """The runs, predictions and figures of one directory; what is there is not made again."""
+    """The runs, predictions and figures of one directory; what is there is not repeated."""
 
     def __init__(self, folder: Path, workload: Workload, batch: int, rounds: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -284,53 +294,77 @@ def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, fl
     """The rounds of a block, all of which have been measured."""
     found: dict[Cell, list[JudgedRound]] = {cell: [] for cell in cells}
     modes = list(dict.fromkeys(mode for mode, _, _ in cells))
-    for number in range(1, campaign.rounds + 1):
-        constants = fitted(campaign, number + 1, modes, latencies)
-        for cell, row in zip(cells, predicted(campaign, cells, number, latencies), strict=True):
-            again = cell_to_predict(campaign, cell, number + 1, latencies)
+    for index in range(1, campaign.rounds + 1):
+        constants = fitted(campaign, index + 1, modes, latencies)
+        for cell, row in zip(cells, predicted(campaign, cells, index, latencies), strict=True):
+            again = cell_to_predict(campaign, cell, index + 1, latencies)
             found[cell].append(
                 JudgedRound(
                     predicted=row["predicted"],
                     as_measured_after=again.predicted(constants[cell[0]]),
-                    seconds=campaign.median(number, *cell),
+                    seconds=campaign.median(index, *cell),
                     computing=(row["computing_seconds"], again.computing_seconds),
                 )
             )
     return found
 
 
-def not_measured(predictions: Sequence[dict[str, Any]], number: int) -> list[str]:
+def not_measured(predictions: Sequence[dict[str, Any]], of_round: int) -> Table:
     """The table of what is predicted of cells that are not measured yet in this round."""
-    return [
-        f"Round {number}: these predictions were made before any of the cells was measured in this round.",
-        "",
-        "| mode | nodes | link | s without exchange | predicted s |",
-        "|---|--:|---|--:|--:|",
-        *(
-            f"| {cell['mode']} | {cell['nodes']} | {cell['link']} | {cell['computing_seconds']:.3f} | "
-            f"{cell['predicted'][MODEL]:.3f} |"
-            for cell in predictions
-        ),
+    columns = [
+        *text("mode"),
+        number("nodes"),
+        *text("link"),
+        number("s without exchange", ".3f"),
+        number("predicted s", ".3f"),
     ]
+    rows = [
+        (cell["mode"], cell["nodes"], cell["link"], cell["computing_seconds"], cell["predicted"][MODEL])
+        for cell in predictions
+    ]
+    title = f"Round {of_round}: these predictions were made before any of the cells was measured in this round."
+    return table(columns, rows, title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a call has found."""
+
+    status: Status
+    """Open: it has stopped before a round was measured."""
+    tables: list[Table]
+    figures: dict[str, str | int]
+
+
+def outcome_of(found: dict[Cell, list[JudgedRound]], disturbed: str) -> Outcome:
+    """Of all cells.
+
+    Args:
+        disturbed: what is to be said of runs that others disturbed.
+    """
+    verdict, passed = judged(found, disturbed)
+    tables = [table_of_cells(found, verdict)]
+    tables += [table_of_variants(found)] if any(map(is_valid, found.values())) else []
+    return Outcome(status="passed" if passed else "failed", tables=tables, figures=figures_of(found))
 
 
 def predicted_and_measured(
     campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float], stop_before_measuring: bool
-) -> tuple[list[str], bool]:
-    """Block by block, round by round; the table of the round that it stops in, or of all and whether they passed."""
+) -> Outcome:
+    """Block by block, round by round; the predictions of the round that it stops in, or what came of all."""
     found: dict[Cell, list[JudgedRound]] = {}
     for block in blocks(cells):
-        for number in range(1, campaign.rounds + 1):
-            is_new = campaign.predictions_of(block, number) is None
-            of_round = predicted(campaign, block, number, latencies)
+        for index in range(1, campaign.rounds + 1):
+            is_new = campaign.predictions_of(block, index) is None
+            of_round = predicted(campaign, block, index, latencies)
             if stop_before_measuring and is_new:
-                return not_measured(of_round, number), True
-            campaign.make(number, block, seed=100 + number)
+                return Outcome(status="open", tables=[not_measured(of_round, index)], figures=figures_of({}))
+            campaign.make(index, block, seed=100 + index)
         campaign.make(campaign.rounds + 1, inputs(block), seed=campaign.rounds + 1)
         found |= rounds_of(campaign, block, latencies)
     disturbed = sum(bool(row.get("disturbed_by")) for row in campaign.made.values())
     told = f"others took cores of {disturbed} of {len(campaign.made)} runs" if disturbed else ""
-    return judged(found, told)
+    return outcome_of(found, told)
 
 
 def latencies_of(campaign: Campaign, modes: Sequence[str], counts: Sequence[int]) -> dict[str, float]:
@@ -360,7 +394,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="per node")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--stop-before-measuring", action="store_true")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    keeper = Keeper(parser, "stress.check_projection")
     arguments = parser.parse_args()
     workload = Workload(
         model=arguments.model,
@@ -376,12 +410,19 @@ def main() -> int:
         if not (nodes == FITTED_NODES and link in FITTED_ON)
     ]
     latencies = latencies_of(campaign, arguments.mode, sorted({FITTED_NODES, *arguments.nodes}))
-    lines, passed = predicted_and_measured(campaign, cells, latencies, arguments.stop_before_measuring)
-    lines = [f"{typed('stress.check_projection')} at {commit()}, {arguments.rounds} rounds:", "", *lines]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "validation", lines)
-    return 0 if passed else 3
+    outcome = predicted_and_measured(campaign, cells, latencies, arguments.stop_before_measuring)
+    is_whole = arguments.rounds >= parser.get_default("rounds") and all(
+        len(getattr(arguments, name)) >= len(parser.get_default(name)) for name in ("mode", "nodes", "link")
+    )
+    keeper.keep(
+        arguments.write,
+        "-".join(["projection", *arguments.link]),
+        outcome.status if is_whole or outcome.status == "failed" else "open",
+        sentences=[f"{pluralize(arguments.rounds, 'round')}."],
+        tables=outcome.tables,
+        figures=outcome.figures,
+    )
+    return 3 if outcome.status == "failed" else 0
 
 
 if __name__ == "__main__":

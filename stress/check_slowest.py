@@ -1,6 +1,6 @@
 """Does the model tell how long many processes wait for the slowest? Steps of random length, on 2 processes and on more.
 
-    python -m stress.check_slowest [--nodes 4 8] [--rounds 2] [--spread 0.2] [--out FOLDER] [--write FILE]
+    python -m stress.check_slowest [--nodes 4 8] [--rounds 2] [--spread 0.2] [--out FOLDER] [--write [FOLDER]]
 
 Each process waits for a random, normally distributed time in every step. Waiting takes no core, so that two cores are
 enough for 8 processes; what each computes, some 4 ms, is little in comparison. A study of torch:ddp on two nodes, with
@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Cell, Keeper, Status, Table, number, table
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.study import Arm, ablated
@@ -63,18 +63,80 @@ def seconds_predicted(arm: MeasuredArm, nodes: int, *, spread: float | None = No
     return predict_step(work, arm.on(nodes, 1, NO_LIMIT, NO_LIMIT)).seconds
 
 
-def lines(arm: MeasuredArm, measured: Path) -> Iterator[tuple[str, bool]]:
-    """A row per number of nodes, and whether its prediction is near enough."""
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Seconds of a step on a number of nodes."""
+
+    nodes: int
+    measured: float
+    no_longer: float
+    """Predicted, if more processes waited no longer for the slowest than one does."""
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def error_if_no_longer(self) -> float:
+        return self.no_longer / self.measured - 1
+
+    @property
+    def is_near(self) -> bool:
+        return abs(self.error) <= LARGEST_ERROR
+
+    @property
+    def row(self) -> tuple[Cell, ...]:
+        return (
+            self.nodes,
+            1000 * self.measured,
+            1000 * self.no_longer,
+            self.error_if_no_longer,
+            1000 * self.predicted,
+            self.error if self.is_near else f"{self.error:+.1%} **OFF**",
+        )
+
+
+def judged(arm: MeasuredArm, measured: Path) -> Iterator[Judged]:
+    """What was predicted and measured of each number of nodes."""
     for runs in collect([measured]).arms:
         nodes = runs.config.cluster.num_nodes
         seconds = median(run.step_seconds.typical for run in runs.completed if run.step_seconds)
-        predicted, no_longer = seconds_predicted(arm, nodes), seconds_predicted(arm, nodes, spread=0.0)
-        error = predicted / seconds - 1
-        row = (
-            f"| {nodes} | {1000 * seconds:.1f} | {1000 * no_longer:.1f} | {no_longer / seconds - 1:+.1%} | "
-            f"{1000 * predicted:.1f} | {error:+.1%} |"
+        yield Judged(
+            nodes=nodes,
+            measured=seconds,
+            no_longer=seconds_predicted(arm, nodes, spread=0.0),
+            predicted=seconds_predicted(arm, nodes),
         )
-        yield row, abs(error) <= LARGEST_ERROR
+
+
+def judged_table(arm: MeasuredArm, found: Sequence[Judged]) -> Table:
+    assert arm.seconds is not None
+    columns = [
+        number("nodes"),
+        number("measured, ms", ".1f"),
+        number("if more waited no longer, ms", ".1f"),
+        number("error", "+.1%"),
+        number("predicted, ms", ".1f"),
+        number("error", "+.1%"),
+    ]
+    title = (
+        f"On {MEASURED_NODES} nodes a step takes {1000 * arm.work.computing_seconds:.1f} ms without exchange, "
+        f"{1000 * arm.seconds:.1f} ms with it; the measured spread is {arm.work.spread:.1%}."
+    )
+    return table(columns, [each.row for each in found], title)
+
+
+def figures_of(arm: MeasuredArm, found: Sequence[Judged]) -> dict[str, str | int]:
+    """Those of the most nodes, and the largest error of all."""
+    most = max(found, key=lambda each: each.nodes)
+    return {
+        "nodes": most.nodes,
+        "error": f"{most.error:+.1%}",
+        "error_if_more_waited_no_longer": f"{most.error_if_no_longer:+.1%}",
+        "largest_error": f"{max(abs(each.error) for each in found):.1%}",
+        "spread": f"{arm.work.spread:.1%}",
+    }
 
 
 def main() -> int:
@@ -83,7 +145,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--spread", type=float, default=0.2, help="standard deviation of the waits, relative to them")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keeps all runs; the same one is continued")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.check_slowest")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpcompare-slowest-") as temporary:
         folder = arguments.out or Path(temporary)
@@ -98,22 +160,12 @@ def main() -> int:
             print(f"{nodes} nodes: predicted {1000 * seconds_predicted(arm, nodes):.1f} ms", file=sys.stderr)
         more = [arm_on(nodes, python) for nodes in arguments.nodes]
         run_in_rounds(more, folder / "more", arguments.rounds, Watcher())
-        judged = list(lines(arm, folder / "more"))
-        assert arm.seconds is not None
-        table = [
-            f"{typed('stress.check_slowest')} at {commit()}:",
-            "",
-            f"On {MEASURED_NODES} nodes a step takes {1000 * arm.work.computing_seconds:.1f} ms without exchange, "
-            f"{1000 * arm.seconds:.1f} ms with it; the measured spread is {arm.work.spread:.1%}.",
-            "",
-            "| nodes | measured, ms | if more waited no longer, ms | error | predicted, ms | error |",
-            "|--:|--:|--:|--:|--:|--:|",
-            *(line if near else f"{line.removesuffix('|')}**OFF** |" for line, near in judged),
-        ]
-    print("\n".join(table))
-    if arguments.write:
-        write_section(arguments.write, "check_slowest", table)
-    return 0 if all(near for _, near in judged) else 3
+        found = list(judged(arm, folder / "more"))
+    passed = all(each.is_near for each in found)
+    is_whole = arguments.rounds >= parser.get_default("rounds") and {*arguments.nodes} >= {*parser.get_default("nodes")}
+    status: Status = "failed" if not passed else "passed" if is_whole else "open"
+    keeper.keep(arguments.write, "slowest", status, tables=[judged_table(arm, found)], figures=figures_of(arm, found))
+    return 0 if passed else 3
 
 
 if __name__ == "__main__":

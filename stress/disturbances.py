@@ -1,6 +1,6 @@
 """Is a run that was disturbed said to be, by name, and a quiet one nothing? Each disturbance is planted in real runs.
 
-    python -m stress.disturbances [--only NAME ...] [--quiet 20] [--write FILE]
+    python -m stress.disturbances [--only NAME ...] [--quiet 20] [--write [FOLDER]]
 
 About a quarter of a minute per run with torch, on a machine that does nothing else: what it does is told of the runs
 called quiet. Exit code 3 where a warning is missing, or a quiet run has one.
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status, Table, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.results.clock import RunWarningKind
 from dpcompare.results.events import Event, Started, StepsTrained
@@ -133,8 +133,11 @@ CASES = {
 }
 
 
-def tried(case: Case, folder: Path) -> tuple[bool, str]:
-    """Whether the case was told as it must be, and all that was said."""
+Tried = tuple[bool, str]
+"""Whether a case was told as it must be, and all that was said."""
+
+
+def tried(case: Case, folder: Path) -> Tried:
     folder.mkdir()
     python = interpreter_with(folder / "python", *case.fault) if case.fault else sys.executable
     config = RunConfig(
@@ -154,32 +157,47 @@ def tried(case: Case, folder: Path) -> tuple[bool, str]:
     return (case.told in kinds if case.told else not kinds), said or "nothing"
 
 
+def table_of(found: Mapping[str, list[Tried]]) -> Table:
+    """A row for each case."""
+    rows = [
+        (name, f"{num_right(runs)} of {len(runs)}", " / ".join(dict.fromkeys(said for _, said in runs)))
+        for name, runs in found.items()
+    ]
+    return table(text("planted", "told as it must be", "what was said"), rows)
+
+
+def num_right(runs: list[Tried]) -> int:
+    return sum(right for right, _ in runs)
+
+
+def figures_of(found: Mapping[str, list[Tried]]) -> dict[str, int]:
+    quiet = found.get("quiet", [])
+    planted = [run for name, runs in found.items() if name != "quiet" for run in runs]
+    return {
+        "planted": len(planted),
+        "planted_told": num_right(planted),
+        "quiet_runs": len(quiet),
+        "quiet_runs_without_warning": num_right(quiet),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CASES, action="append", metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--quiet", type=int, default=20, help="runs that nothing is planted in")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.disturbances")
     arguments = parser.parse_args()
-    lines = [
-        f"{typed('stress.disturbances')} at {commit()}:",
-        "",
-        "| planted | told as it must be | what was said |",
-        "|---|---|---|",
-    ]
-    wrong = 0
+    found: dict[str, list[Tried]] = {}
     with tempfile.TemporaryDirectory(prefix="dpcompare-disturbances-") as folder:
         for number, name in enumerate(arguments.only or CASES):
             times = arguments.quiet if name == "quiet" else 1
-            found = [tried(CASES[name], Path(folder) / f"{number}-{time}") for time in range(times)]
-            right = sum(each for each, _ in found)
-            wrong += times - right
-            said = " / ".join(dict.fromkeys(words for _, words in found))
-            lines.append(f"| {name} | {right} of {times} | {said.replace('|', '/')} |")
-            print(lines[-1], file=sys.stderr, flush=True)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "disturbances", lines)
-    sys.exit(3 if wrong else 0)
+            found[name] = [tried(CASES[name], Path(folder) / f"{number}-{time}") for time in range(times)]
+            print(f"{name}: {num_right(found[name])} of {times} told as it must be", file=sys.stderr, flush=True)
+    passed = all(right for runs in found.values() for right, _ in runs)
+    is_whole = not arguments.only and arguments.quiet >= parser.get_default("quiet")
+    status: Status = "failed" if not passed else "passed" if is_whole else "open"
+    keeper.keep(arguments.write, "disturbances", status, tables=[table_of(found)], figures=figures_of(found))
+    sys.exit(0 if passed else 3)
 
 
 if __name__ == "__main__":

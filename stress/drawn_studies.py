@@ -93,6 +93,13 @@ def drawn(arms: Arms, draw: Draw, *, studies: int, seed: int) -> Iterator[Verdic
         yield verdict_of((with_runs_of(arms[0], first), with_runs_of(arms[1], second)))
 
 
+def one_after_the_other(arms: Arms) -> Iterator[Verdict]:
+    """The verdicts of studies of rounds that followed each other; what is left at the end makes none."""
+    for first in range(0, len(arms[0].runs) - ROUNDS_FOR_CLAIM + 1, ROUNDS_FOR_CLAIM):
+        rounds = range(first, first + ROUNDS_FOR_CLAIM)
+        yield verdict_of((with_runs_of(arms[0], rounds), with_runs_of(arms[1], rounds)))
+
+
 def with_runs_of(arm: ArmRuns, rounds: Sequence[int]) -> ArmRuns:
     """The same arm in a study that has these of its rounds, by their indices."""
     return replace(

@@ -1,7 +1,7 @@
 """The exactness of resumed runs: the command killed with SIGKILL at every step of a run, in every mode, and in a chain.
 
-    python -m stress.exact_resume [--steps 20] [--chain 10] [--mode FRAMEWORK:MODE ...] [--write FILE]
-    python -m stress.exact_resume --across-frameworks [--steps 20] [--write FILE]
+    python -m stress.exact_resume [--steps 20] [--chain 10] [--mode FRAMEWORK:MODE ...] [--write [FOLDER]]
+    python -m stress.exact_resume --across-frameworks [--steps 20] [--write [FOLDER]]
 
 After a step a training process kills the command. Two seconds later nothing of the run may be left: no process, port or
 shared memory. The resumed run must have the losses, evaluations and sample order of one that was left alone, and the
@@ -22,13 +22,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status, Table, number, table, text
 from dpcompare.config.modes import modes_by_default
 from dpcompare.results.checkpoint import decode
 from dpcompare.results.run_dir import checkpoint_paths
+from dpcompare.system.terminal_text import pluralize
 from stress.faults import before_a_step
 from stress.injection import write_sitecustomize
 from stress.trials import (
@@ -125,12 +128,12 @@ def trained(folder: Path, *options: str) -> dict[str, Any]:
     return result
 
 
-def across_frameworks(steps: int) -> list[str]:
-    """The table of runs that change the framework after some steps."""
-    lines = [
-        "| optimizer | started in | resumed in | after step | largest difference of a loss | of the last evaluation |"
-    ]
-    lines.append("|---|---|---|--:|--:|--:|")
+Changed = tuple[str, str, str, int, float, float]
+"""Optimizer, first and second framework, step after which it changed, differences of a loss and an evaluation."""
+
+
+def across_frameworks(steps: int) -> Iterator[Changed]:
+    """Runs that change the framework after some steps."""
     tiny = [*TINY, *MODEL, "--precision", "float64"]
     for optimizer in ("adam", "sgd"):
         for first, second in (("torch", "tensorflow"), ("tensorflow", "torch")):
@@ -147,9 +150,26 @@ def across_frameworks(steps: int) -> list[str]:
                     pairs = zip(resumed["train_loss"], uninterrupted["train_loss"], strict=True)
                     loss = max(abs(one - other) for one, other in pairs)
                     last = abs(resumed["evaluations"][-1]["loss"] - uninterrupted["evaluations"][-1]["loss"])
-                    lines.append(f"| {optimizer} | {first} | {second} | {stop} | {loss:.1e} | {last:.1e} |")
-                    print(lines[-1], file=sys.stderr)
-    return lines
+                    print(f"{optimizer}, {first}, {second} after {stop}: {loss:.1e}, {last:.1e}", file=sys.stderr)
+                    yield optimizer, first, second, stop, loss, last
+
+
+def table_of_changed(rows: Sequence[Changed]) -> Table:
+    columns = [
+        *text("optimizer", "started in", "resumed in"),
+        number("after step"),
+        number("largest difference of a loss", ".1e"),
+        number("of the last evaluation", ".1e"),
+    ]
+    return table(columns, rows)
+
+
+def figures_of_changed(rows: Sequence[Changed]) -> dict[str, str | int]:
+    return {
+        "runs": len(rows),
+        "largest_difference_of_a_loss": f"{max(loss for *_, loss, _ in rows):.1e}",
+        "largest_difference_of_an_evaluation": f"{max(last for *_, last in rows):.1e}",
+    }
 
 
 def main() -> None:
@@ -158,49 +178,79 @@ def main() -> None:
     parser.add_argument("--chain", type=int, default=10, help="kills of one run")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
     parser.add_argument("--across-frameworks", action="store_true", help="that table instead")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.exact_resume")
     arguments = parser.parse_args()
+    has_all_steps = arguments.steps >= parser.get_default("steps")
     if arguments.across_frameworks:
-        lines = [f"{typed('stress.exact_resume')} at {commit()}:", ""]
-        lines += across_frameworks(arguments.steps)
-        print("\n".join(lines))
-        if arguments.write:
-            write_section(arguments.write, "across frameworks", lines)
+        rows = list(across_frameworks(arguments.steps))
+        keeper.keep(
+            arguments.write,
+            "across-frameworks",
+            "passed" if has_all_steps else "open",
+            tables=[table_of_changed(rows)],
+            figures=figures_of_changed(rows),
+        )
         return
-    lines, failed = every_step(arguments)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "exact resume", lines)
+    chain = chain_of(arguments)
+    resumed = list(every_step(arguments, chain))
+    failed = sum(each.num_different for each in resumed)
+    is_whole = has_all_steps and len(chain) >= parser.get_default("chain") and not arguments.mode
+    status: Status = "failed" if failed else "passed" if is_whole else "open"
+    kills = len(resumed) * (arguments.steps - 1 + len(chain))
+    keeper.keep(
+        arguments.write,
+        "exact-resume",
+        status,
+        sentences=[f"{pluralize(kills, 'kill')} of the command, {pluralize(failed, 'run')} with a problem."],
+        tables=[table_of_resumed(resumed, arguments.steps, len(chain))],
+        figures={"modes": len(resumed), "kills": kills, "failed": failed},
+    )
     sys.exit(3 if failed else 0)
 
 
-def every_step(arguments: argparse.Namespace) -> tuple[list[str], int]:
-    """The table of modes and killed steps, and how many runs had a problem."""
-    steps = range(1, arguments.steps)
-    chain = [1 + number * arguments.steps // arguments.chain for number in range(arguments.chain)]
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """The runs of a mode that were killed and resumed."""
+
+    name: str
+    are_equal: list[bool]
+    """Of each step that a run was killed after, and last of the chain of kills."""
+    sha256: str
+
+    @property
+    def num_different(self) -> int:
+        return self.are_equal.count(False)
+
+
+def chain_of(arguments: argparse.Namespace) -> list[int]:
+    """The steps after which one run is killed, one attempt after the other."""
+    return [1 + index * arguments.steps // arguments.chain for index in range(arguments.chain)]
+
+
+def every_step(arguments: argparse.Namespace, chain: list[int]) -> Iterator[Resumed]:
+    """Each mode, killed at each step and in a chain."""
+    kills = [*([step] for step in range(1, arguments.steps)), chain]
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
-    lines = [
-        f"| mode, killed after step | {' | '.join(map(str, steps))} | chain of {len(chain)} | sha256 |",
-        f"|---|{'--|' * len(steps)}--|---|",
-    ]
-    kills = failed = 0
     for framework, mode in modes:
         expected = undisturbed(framework, mode, arguments.steps)
-        cells = []
-        for number, at in enumerate([*([step] for step in steps), chain], start=1):
-            problems = killed_at(framework, mode, arguments.steps, at, expected)
-            cells.append("differs" if problems else "=")
-            kills += len(at)
-            failed += bool(problems)
-            print(f"{framework} {mode} [{number}/{len(steps) + 1}] killed at {at}: {cells[-1]}", file=sys.stderr)
+        are_equal = []
+        for index, at in enumerate(kills, start=1):
+            are_equal.append(not killed_at(framework, mode, arguments.steps, at, expected))
+            said = f"{framework} {mode} [{index}/{len(kills)}] killed at {at}: {shown_equal(are_equal[-1])}"
+            print(said, file=sys.stderr)
         sha256 = expected["sha256 of weights and optimizer"][:12]
-        lines.append(f"| {framework} {mode} | {' | '.join(cells)} | {sha256} |")
-    lines = [
-        f"{typed('stress.exact_resume')} at {commit()}: {kills} kills of the command, {failed} runs with a problem.",
-        "",
-        *lines,
-    ]
-    return lines, failed
+        yield Resumed(name=f"{framework} {mode}", are_equal=are_equal, sha256=sha256)
+
+
+def shown_equal(is_equal: bool) -> str:
+    return "=" if is_equal else "differs"
+
+
+def table_of_resumed(resumed: Sequence[Resumed], steps: int, num_in_chain: int) -> Table:
+    """A row for each mode, a column for each step."""
+    titles = ["mode, killed after step", *map(str, range(1, steps)), f"chain of {num_in_chain}", "sha256"]
+    rows = [(each.name, *map(shown_equal, each.are_equal), each.sha256) for each in resumed]
+    return table(text(*titles), rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does `explain` name what was planted, at its size? A slow input, link or process, tiny batches, slow launches.
 
-    python -m stress.explain_planted [--only NAME ...] [--rounds 6] [--out FOLDER] [--write FILE]
+    python -m stress.explain_planted [--only NAME ...] [--rounds 6] [--out FOLDER] [--write [FOLDER]]
 
 All variants of all cases run in one interleaved study, of real runs with torch; about an hour on two quiet cores. The
 link needs root. Exit code 3 where another cause is named, a size is wrong by more than 10%, or it is not said of the
@@ -10,6 +10,7 @@ healthy run that nothing stands out.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Cell, Keeper, Status, Table, number, table, text
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.placement import Placement
 from dpcompare.experiments.study_runs import Watcher
@@ -224,7 +225,34 @@ def sizes(name: str, cases: Mapping[str, Case], found: Mapping[str, Found]) -> t
     return true, size - reference.milliseconds(case.part), "ms more than without"
 
 
-def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tuple[str, bool]]:
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What was found of a case, and whether it is right."""
+
+    name: str
+    step_milliseconds: float
+    said: str
+    true: str | None = None
+    """The true size with its unit; None where nothing was planted whose size is told."""
+    size: float | None = None
+    error: float | None = None
+    right: bool
+
+    @property
+    def row(self) -> tuple[Cell, ...]:
+        size = None if self.size is None else three_digits(self.size)
+        error: Cell = self.error
+        if not self.right:
+            error = "**WRONG**" if self.error is None else f"{self.error:+.1%} **WRONG**"
+        return self.name, three_digits(self.step_milliseconds), self.said, self.true, size, error
+
+
+def three_digits(value: float) -> float:
+    """For the format `g`: `.3g` writes an exponent from 1000 on."""
+    return float(f"{value:.3g}")
+
+
+def judged(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[Judged]:
     for name, case in cases.items():
         if (explanation := found[name].explanation) is None:
             continue
@@ -232,13 +260,40 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
         is_clear = explanation.verdict.startswith("Nothing stands out")
         right = is_clear if case.part is None else cause == case.part
         said = cause or ("nothing stands out" if is_clear else "nothing claimed")
-        start = f"| {name} | {float(f'{found[name].step_milliseconds:.3g}'):g} | {said} |"
+        judged_case = Judged(name=name, step_milliseconds=found[name].step_milliseconds, said=said, right=right)
         if not case.compared_with:
-            yield f"{start} | | |", right
+            yield judged_case
             continue
         true, size, unit = sizes(name, cases, found)
         error = size / true - 1
-        yield f"{start} {true:.3g} {unit} | {size:.3g} | {error:+.1%} |", right and abs(error) <= LARGEST_ERROR
+        right = right and abs(error) <= LARGEST_ERROR
+        yield replace(judged_case, true=f"{three_digits(true):g} {unit}", size=size, error=error, right=right)
+
+
+def table_of(cases: Sequence[Judged]) -> Table:
+    columns = [
+        *text("planted"),
+        number("step, ms", "g"),
+        *text("named"),
+        number("true size"),
+        number("found", "g"),
+        number("error", "+.1%"),
+    ]
+    return table(columns, [each.row for each in cases])
+
+
+def figures_of(cases: Sequence[Judged]) -> dict[str, str | int]:
+    errors = [abs(each.error) for each in cases if each.error is not None]
+    return {
+        "cases": len(cases),
+        "wrong": sum(not each.right for each in cases),
+        "largest_error": f"{max(errors):.1%}" if errors else "-",
+    }
+
+
+def result_name(only: Sequence[str] | None) -> str:
+    """Of the result file: cases that were made alone have one of their own."""
+    return re.sub("[^a-z0-9]+", "-", " ".join(["explain planted", *(only or ())]))
 
 
 def chosen(names: list[str] | None) -> dict[str, Case]:
@@ -255,10 +310,10 @@ def main() -> None:
     parser.add_argument("--only", choices=CASES, action="append", metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keeps all runs; the same one is continued")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.explain_planted")
     arguments = parser.parse_args()
     if arguments.write and len(arguments.only or ()) > 1:
-        parser.error("--write: received several --only; expected one, which has a section of its own, or none")
+        parser.error("--write: received several --only; expected one, which has a result file of its own, or none")
     cases = chosen(arguments.only)
     with tempfile.TemporaryDirectory(prefix="dpcompare-explain-") as temporary:
         found = measured(cases, arguments.out or Path(temporary), arguments.rounds)
@@ -266,18 +321,13 @@ def main() -> None:
             sizes_of = ", ".join(f"{part} {each.milliseconds(part):.1f}" for part in each.parts.shares)
             verdict = each.explanation.verdict if each.explanation else "not judged"
             print(f"{name}: {verdict} Step {each.step_milliseconds:.1f} ms: {sizes_of}", file=sys.stderr)
-        judged = list(rows(cases, found))
-    lines = [
-        f"{typed('stress.explain_planted')} at {commit()}:",
-        "",
-        "| planted | step, ms | named | true size | found | error |",
-        "|---|--:|---|--:|--:|--:|",
-        *(line if right else f"{line.removesuffix('|')}**WRONG** |" for line, right in judged),
-    ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, ", ".join(["explain_planted", *(arguments.only or ())]), lines)
-    sys.exit(0 if all(right for _, right in judged) else 3)
+        rows = list(judged(cases, found))
+    passed = all(each.right for each in rows)
+    is_whole = not arguments.only and arguments.rounds >= parser.get_default("rounds")
+    status: Status = "failed" if not passed else "passed" if is_whole else "open"
+    name = result_name(arguments.only)
+    keeper.keep(arguments.write, name, status, tables=[table_of(rows)], figures=figures_of(rows))
+    sys.exit(0 if passed else 3)
 
 
 if __name__ == "__main__":

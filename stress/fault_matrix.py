@@ -1,7 +1,7 @@
 """The matrix of faults: seeded trials with real processes and real signals, every one counted, none repeated.
 
     python -m stress.fault_matrix [--trials 300] [--seed 0] [--fault NAME ...] [--mode FRAMEWORK:MODE ...]
-                                  [--jobs 3] [--out DIR [--seconds 3600]] [--write FILE]
+                                  [--jobs 3] [--out DIR [--seconds 3600]] [--write [FOLDER]]
 
 Each trial starts `dpcompare run` with a tiny model, lets one fault act, and measures how long it takes until the
 command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
@@ -9,7 +9,7 @@ did not act is a failed trial. With --jobs several are made at the same time, si
 a network, shared memory and mounts of its own then (needs root). One in ten, and those with a Slurm, are made on the
 machine as it is, one after the other alongside these; those that run out of memory are made first, with nothing else
 running. With --out trials are kept, and the same command continues with those that were not made yet: with --seconds,
-after which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial
+after which no trial begins, a thousand are made in pieces. Prints a table; exit code 3 when any trial
 failed.
 """
 
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status, Table, commit, number, table, text
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.system.network_namespace import leave_the_network
 from dpcompare.system.processes import die_with_parent
@@ -46,6 +46,8 @@ from stress.outer_faults import OUTER_FAULTS
 from stress.trials import Fault, keep_references, resume_trial, trial_of
 
 ALL_FAULTS = FAULTS | OUTER_FAULTS
+TRIALS = 300
+"""By default, and the least for which the status is not open."""
 VISIBLE = 5
 """Seconds within which everything must be gone where a death can be seen."""
 
@@ -103,37 +105,74 @@ def first_line(said: str) -> str:
     return text if len(text) <= 110 else text[:107] + "..."
 
 
-def table(made: Sequence[Made]) -> list[str]:
-    lines = [
-        "| fault | modes | trials | failed | median s until all is gone | largest | allowed | exit code "
-        "| resumed, bit-equal | what is said first, for example |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+def table_of(made: Sequence[Made]) -> Table:
+    """A row for each fault."""
+    columns = [
+        *text("fault"),
+        number("modes"),
+        number("trials"),
+        number("failed"),
+        number("median s until all is gone", ".1f"),
+        number("largest", ".1f"),
+        number("allowed", ".0f"),
+        number("exit code"),
+        number("resumed, bit-equal"),
+        *text("what is said first, for example"),
     ]
+    rows = []
     for name, fault in ALL_FAULTS.items():
         if trials := [each for each in made if each.fault == name]:
             modes = {(each.framework, each.mode) for each in trials}
             seconds = [each.seconds for each in trials]
             resumed, failed = sum(each.resumed for each in trials), sum(bool(each.problems) for each in trials)
-            figures = f"{np.nanmedian(seconds):.1f} | {np.nanmax(seconds):.1f}"
-            lines.append(
-                f"| {name} | {len(modes)} | {len(trials)} | {failed} | {figures} | {fault.within:.0f} | "
-                f"{fault.code} | {resumed or '-'} | {trials[-1].said} |"
-            )
-    return lines
+            until_gone = float(np.nanmedian(seconds)), float(np.nanmax(seconds))
+            counts = len(modes), len(trials), failed
+            rows.append((name, *counts, *until_gone, fault.within, fault.code, resumed or None, trials[-1].said))
+    return table(columns, rows)
 
 
-def visible_deaths(made: Sequence[Made]) -> str:
-    """The trials of all faults that no process has to wait for."""
-    seconds = [each.seconds for each in made if ALL_FAULTS[each.fault].within == VISIBLE]
-    if not seconds:
-        return ""
-    within = f"{np.nanpercentile(seconds, 99):.1f} s"
-    return f"Gone after a visible death: 99% of {len(seconds)} within {within} (allowed {VISIBLE})."
+def visible_deaths(made: Sequence[Made]) -> list[float]:
+    """Seconds until all was gone, of the trials of all faults that no process has to wait for."""
+    return [each.seconds for each in made if ALL_FAULTS[each.fault].within == VISIBLE]
 
 
-def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
+def sentence_on(made: Sequence[Made], num_trials: int) -> str:
+    parts = [
+        f"{len(made)} of {num_trials} trials, {num_failed(made)} failed; "
+        f"{sum(each.resumed for each in made)} runs were resumed, bit for bit."
+    ]
+    if seconds := visible_deaths(made):
+        within = f"{np.nanpercentile(seconds, 99):.1f} s"
+        parts.append(f"Gone after a visible death: 99% of {len(seconds)} within {within} (allowed {VISIBLE}).")
+    if commits := dict.fromkeys(each.commit for each in made):
+        # A series in a folder may have been continued at another commit.
+        parts.append(f"Commits of the trials: {', '.join(commits)}.")
+    return " ".join(parts)
+
+
+def figures_of(made: Sequence[Made]) -> dict[str, str | int]:
+    seconds = visible_deaths(made)
+    return {
+        "trials": len(made),
+        "failed": num_failed(made),
+        "resumed": sum(each.resumed for each in made),
+        "visible_deaths": len(seconds),
+        "visible_deaths_gone_within_s": f"{np.nanpercentile(seconds, 99):.1f}" if seconds else "-",
+    }
+
+
+def num_failed(made: Sequence[Made]) -> int:
+    return sum(bool(each.problems) for each in made)
+
+
+def is_whole(arguments: argparse.Namespace, made: Sequence[Made]) -> bool:
+    """Whether there were enough trials, of every fault and mode, with the seconds that are allowed."""
+    return len(made) >= TRIALS and not (arguments.fault or arguments.mode) and arguments.patience == 1
+
+
+def parser_of_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", action="append", choices=ALL_FAULTS, help="only these")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
@@ -154,8 +193,7 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps the trials, and goes on with them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no trial begins after that")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
-    return parser.parse_args(argv)
+    return parser
 
 
 def order_of_trials(arguments: argparse.Namespace, generator: random.Random) -> list[tuple[str, str, str]]:
@@ -298,9 +336,11 @@ def tasks_of(arguments: argparse.Namespace, there: set[int]) -> list[Task]:
 
 
 def main() -> None:
-    arguments = arguments_of()
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
-        signal.signal(number, signal.default_int_handler)
+    parser = parser_of_options()
+    keeper = Keeper(parser, "stress.fault_matrix")
+    arguments = parser.parse_args()
+    for ending in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
+        signal.signal(ending, signal.default_int_handler)
     if left_out := [name for name in ALL_FAULTS if not any(ALL_FAULTS[name].applies(*mode) for mode in MODES)]:
         print(f"LEFT OUT, for want of root or programs: {', '.join(left_out)}", file=sys.stderr)
     asked = {name: getattr(arguments, name) for name in ("trials", "seed", "fault", "mode", "resume_every", "patience")}
@@ -316,19 +356,17 @@ def main() -> None:
         except KeyboardInterrupt:
             print("ended early", file=sys.stderr)
     made_all = sorted(series.made, key=lambda each: each.number)
-    num_failed = sum(bool(each.problems) for each in made_all)
-    lines = [
-        f"{typed('stress.fault_matrix')} at "
-        f"{', '.join(dict.fromkeys(each.commit for each in made_all))}: {len(made_all)} of {arguments.trials} trials, "
-        f"{num_failed} failed; {sum(each.resumed for each in made_all)} runs were resumed, bit for bit. "
-        f"{visible_deaths(made_all)}",
-        "",
-        *table(made_all),
-    ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "faults", lines)
-    sys.exit(3 if num_failed else 0)
+    failed = num_failed(made_all)
+    status: Status = "failed" if failed else "passed" if is_whole(arguments, made_all) else "open"
+    keeper.keep(
+        arguments.write,
+        "faults",
+        status,
+        sentences=[sentence_on(made_all, arguments.trials)],
+        tables=[table_of(made_all)],
+        figures=figures_of(made_all),
+    )
+    sys.exit(3 if failed else 0)
 
 
 if __name__ == "__main__":

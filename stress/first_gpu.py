@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.sections import write_section
+from benchmarks.evidence import Keeper
 from dpcompare.system.devices import gpu_memory, installed_gpus, visible_gpus
 from stress.gpu_figures import FIGURES
 from stress.gpu_session import Check, Session, about_this
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=65)
     parser.add_argument("--warmup-steps", type=int, default=15)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.first_gpu")
     given = parser.parse_args()
     part = PARTS[given.part]
     known = [check.name for check in (*part.checks, *part.afterwards)]
@@ -96,11 +96,14 @@ def main() -> None:
         session.make([check for check in checks if given.only is None or check.name in given.only])
         for checks in (part.checks, part.afterwards)
     ]
-    lines = session.table()
-    print("\n".join(lines))
+    keeper.keep(
+        given.write,
+        f"first-gpu-{given.part}",
+        "failed" if not all(passed) else "open" if session.left_out else "passed",
+        tables=[session.table],
+        figures={"checks": session.checks, "left_out": session.left_out},
+    )
     print(f"{session.archive()}", file=sys.stderr)
-    if given.write:
-        write_section(given.write, f"first gpu, {given.part}", lines)
     sys.exit(0 if all(passed) else 3)
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit
+from benchmarks.evidence import Table, commit, table, text
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 from dpcompare.cli.option_values import interpreters
 
@@ -261,12 +261,23 @@ class Session:
         fields = {"check": check.name, "about": check.about, "seconds": round(time.monotonic() - begun, 1)} | fields
         self.write(**fields)
         self._made.append(fields)
-        print(row_of(fields), file=sys.stderr, flush=True)
+        print(*row_of(fields), sep=" | ", file=sys.stderr, flush=True)
         return fields["status"] != "failed"
 
-    def table(self) -> list[str]:
-        """The checks of this session as a table in Markdown."""
-        return ["| check | verdict | figures |", "|---|---|---|", *map(row_of, self._made)]
+    @property
+    def table(self) -> Table:
+        """The checks of this session."""
+        return table(text("check", "verdict", "figures"), map(row_of, self._made))
+
+    @property
+    def checks(self) -> int:
+        """How many were made or left out."""
+        return len(self._made)
+
+    @property
+    def left_out(self) -> int:
+        """How many checks were left out."""
+        return sum(fields["status"] == "left out" for fields in self._made)
 
     def archive(self) -> Path:
         """Everything that was kept, but for what is large, in one file."""
@@ -279,11 +290,11 @@ class Session:
         return path
 
 
-def row_of(fields: Mapping[str, Any]) -> str:
+def row_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
     """A row of the table."""
     figures = "; ".join(f"{name} {_in_words(value)}" for name, value in fields.get("figures", {}).items())
     told = f"{fields['about']}: {fields.get('why') or figures} ({fields['seconds']:.0f} s)"
-    return f"| {fields['check']} | {fields['status']} | {' '.join(told.split()).replace('|', '/')} |"
+    return fields["check"], fields["status"], " ".join(told.split())
 
 
 def _in_words(value: Any) -> str:

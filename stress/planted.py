@@ -1,14 +1,15 @@
 """Numeric faults planted in the backends, one at a time: which check names them first, and whether that leads to them.
 
-    python -m stress.planted [--out planted.jsonl] [--write FILE] [--only NAME ...] [--limit N] [--minutes M] [--list]
+    python -m stress.planted [--out planted.jsonl] [--write [FOLDER]] [--only NAME ...] [--limit N] [--minutes M]
+    python -m stress.planted --list
 
 For each fault of `stress.planted_faults` a tiny model is trained with it and without, also in float64 if the precision
 of the run does not show that it changes something. Then it is asked who names it: the fairness sheet of the run and one
 of another framework, `verify --like` of the run, and the groups of `verify` with the faulty mode and one of another
 framework. Each pair of healthy runs of `stress.planted_pairs` goes through the sheet too, and those of ODD_PAIRS
-through `verify --like`; none may raise an alarm. --out gets a line of JSON for each; rows that it has are not made
-again. --write puts the table and the counts into a document. Exit code 3 if a fault was let through by all, or healthy
-runs raised an alarm.
+through `verify --like`; none may raise an alarm. --out gets a line of JSON for each; rows that it has are not repeated.
+--write keeps the table and the counts as a result file. Exit code 3 if a fault was let through by all, or healthy runs
+raised an alarm.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import write_section
+from benchmarks.evidence import Keeper, Table, number, table, text
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
@@ -147,44 +148,65 @@ def is_let_through(row: dict[str, Any]) -> bool:
     return "sheet" in row and not row.get("healthy") and not any(row.get(stage) for stage in STAGES)
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table of all rows, and the counts."""
-    yield "| fault | where | effect | sheet | verify --like | verify | leads to the cause |"
-    yield "|---|---|--:|---|---|---|---|"
+def is_alarm(row: dict[str, Any]) -> bool:
+    return bool(row.get("healthy") and (row["sheet"] or row["like"]))
+
+
+def faults_of(rows: Sequence[dict[str, Any]]) -> Table:
+    """The table of all faults: the first two names that each stage gives, and whether they lead to the cause."""
+    shown = []
+    for row in (row for row in rows if not row.get("healthy")):
+        names = [", ".join(line.partition(":")[0] for line in row.get(stage, [])[:2]) or None for stage in STAGES]
+        leads = "no effect" if "sheet" not in row else "yes" if row.get("leads", [False])[:1] == [True] else "no"
+        shown.append((row["name"], f"{row['place']}, {row['precision']}", f"{row['effect']:.1e}", *names, leads))
+    columns = [*text("fault", "where"), number("effect"), *text("sheet", "verify --like", "verify")]
+    return table([*columns, *text("leads to the cause")], shown)
+
+
+def counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many faults each stage names, and how many healthy comparisons raised an alarm."""
     faults = [row for row in rows if not row.get("healthy")]
     counted = [row for row in faults if "sheet" in row]
-    for row in faults:
-        cells = [", ".join(line.partition(":")[0] for line in row.get(stage, [])[:2]) or "-" for stage in STAGES]
-        leads = "no effect" if "sheet" not in row else "yes" if row.get("leads", [False])[:1] == [True] else "no"
-        where = f"{row['place']}, {row['precision']}"
-        yield f"| {row['name']} | {where} | {row['effect']:.1e} | {' | '.join(cells)} | {leads} |"
-    yield ""
-    for stage in STAGES:
-        yield f"- named by {stage}: {sum(bool(row.get(stage)) for row in counted)} of {len(counted)}"
     named = [row for row in counted if not is_let_through(row)]
-    yield f"- named by any: {len(named)} of {len(counted)}; without effect: {len(faults) - len(counted)}"
-    leading = sum(row.get("leads", [False])[:1] == [True] for row in named)
-    yield f"- the first name leads to the cause: {leading}, that of another stage: " + str(
-        sum(any(row.get("leads", [])) for row in named) - leading
-    )
-    for row in counted:
-        if is_let_through(row):
-            yield f"- LET THROUGH: {row['name']}"
     healthy = [row for row in rows if row.get("healthy")]
-    pairs, proved = (sum(row[what] for row in healthy) for what in ("pairs", "proved"))
+    leading = sum(row.get("leads", [False])[:1] == [True] for row in named)
+    return {
+        "faults": len(counted),
+        "named": len(named),
+        **{f"named_by_{stage}": sum(bool(row.get(stage)) for row in counted) for stage in STAGES},
+        "without_effect": len(faults) - len(counted),
+        "leading": leading,
+        "leading_later": sum(any(row.get("leads", [])) for row in named) - leading,
+        "odd_settings": len(healthy),
+        "pairs": sum(row["pairs"] for row in healthy),
+        "proved": sum(row["proved"] for row in healthy),
+        "alarms": sum(is_alarm(row) for row in healthy),
+    }
+
+
+def sentences(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The counts in words, then each fault that was let through and each false alarm."""
+    found = counts(rows)
+    stages = ", ".join(f"{stage} {found[f'named_by_{stage}']}" for stage in STAGES)
     yield (
-        f"- healthy: {pairs} pairs through the sheet and {proved} runs through verify --like, of {len(healthy)} odd "
-        f"settings; settings with an alarm: {sum(bool(row['sheet'] or row['like']) for row in healthy)}"
+        f"{found['named']} of {found['faults']} faults are named ({stages}); {found['without_effect']} had no effect. "
+        f"The first name leads to the cause of {found['leading']}, that of another stage to {found['leading_later']}."
     )
-    for row in healthy:
-        if row["sheet"] or row["like"]:
-            yield f"- ALARM: {row['name']} ({row['place']}): {'; '.join([*row['sheet'], *row['like']])}"
+    yield (
+        f"Healthy: {found['pairs']} pairs on the sheet and {found['proved']} runs of `verify --like`, of "
+        f"{found['odd_settings']} odd settings; {found['alarms']} settings raised an alarm."
+    )
+    for row in rows:
+        if is_let_through(row):
+            yield f"LET THROUGH: {row['name']}."
+        if is_alarm(row):
+            yield f"ALARM: {row['name']} ({row['place']}): {'; '.join([*row['sheet'], *row['like']])}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("planted.jsonl"), help="of the rows; continued if it is there")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown whose section gets the table")
+    keeper = Keeper(parser, "stress.planted")
     parser.add_argument("--only", nargs="+", choices=[*FAULTS, *PAIRS], metavar="NAME", help="these alone")
     parser.add_argument("--limit", type=int, help="most rows to make now")
     parser.add_argument("--minutes", type=float, default=math.inf, help="no row begins later")
@@ -209,11 +231,17 @@ def main() -> None:
             with out.open("a") as lines:
                 print(json.dumps(rows[-1]), file=lines)
             print(f"{name}: {rows[-1]['seconds']} s", file=sys.stderr, flush=True)
-    lines = list(summary(rows))
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "planted", lines)
-    bad = any(is_let_through(row) or (row.get("healthy") and (row["sheet"] or row["like"])) for row in rows)
+    bad = any(is_let_through(row) or is_alarm(row) for row in rows)
+    is_whole = {*FAULTS, *PAIRS} <= {row["name"] for row in rows}
+    keeper.keep(
+        arguments.write,
+        "planted",
+        "failed" if bad else "passed" if is_whole else "open",
+        sentences=list(sentences(rows)),
+        tables=[faults_of(rows)],
+        figures=counts(rows),
+        seconds=sum(row["seconds"] for row in rows),
+    )
     sys.exit(3 if bad else 0)
 
 

@@ -1,6 +1,6 @@
 """The points of a launch at which a signal may come: one is delivered at a bytecode, and another run has the next.
 
-    python -m stress.signal_points [--points 10000] [--seed 0] [--seconds 3600] [--jobs 4] [--write FILE]
+    python -m stress.signal_points [--points 10000] [--seed 0] [--seconds 3600] [--jobs 4] [--write [FOLDER]]
 
 The command `dpcompare run` is made in a process of its own per point, with a node process that trains nothing: one that
 ends by itself, or one that has to be stopped. From the start of the attempt until its result is written each bytecode
@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status, number, table, text
 from dpcompare.cli import main as command_line
 from dpcompare.cli import progress, report
 from dpcompare.config.run import RunConfig
@@ -95,8 +95,8 @@ class Tracer:
 
 def _be_the_command(point: Point, run_dir: Path, count: int) -> NoReturn:
     """In a child: `dpcompare run` with a node process that trains nothing."""
-    for number in ENDING:  # whatever this process was started under, such as nohup
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for ending in ENDING:  # whatever this process was started under, such as nohup
+        signal.signal(ending, signal.default_int_handler if ending == signal.SIGINT else signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -183,14 +183,14 @@ def _left() -> list[int]:
 
 def points(lengths: dict[str, int], count: int, seed: int) -> Iterator[Point]:
     """A number of points, spread evenly over each kind of node and signal, in a random order."""
-    kinds = [(node, number) for node in NODES for number in ENDING]
+    kinds = [(node, ending) for node in NODES for ending in ENDING]
     generator = random.Random(seed)
     chosen = []
-    for place, (node, number) in enumerate(kinds):
+    for place, (node, ending) in enumerate(kinds):
         share = count // len(kinds) + (place < count % len(kinds))
         step = lengths[node] / max(1, share)
         chosen += [
-            Point(node=node, number=number, index=1 + int(step * (part + generator.random()))) for part in range(share)
+            Point(node=node, number=ending, index=1 + int(step * (part + generator.random()))) for part in range(share)
         ]
     generator.shuffle(chosen)
     yield from chosen
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no trial starts after that")
     parser.add_argument("--jobs", type=int, default=1, help="trials at the same time: most of one is waiting")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    keeper = Keeper(parser, "stress.signal_points")
     arguments = parser.parse_args()
     adopt_orphans()
     deadline = time.monotonic() + arguments.seconds
@@ -244,19 +244,27 @@ def main() -> None:
             failed[kind] += bool(problems)
             if problems:
                 print(f"{kind}, bytecode {point.index} of {lengths[point.node]}: {'; '.join(problems)}", flush=True)
-    table = [f"| {kind} | {count:,} | {failed[kind]} |" for kind, count in sorted(made.items())]
-    bytecodes = ", ".join(f"{count:,} for a node that {node}" for node, count in lengths.items())
-    lines = [
-        f"{typed('stress.signal_points')} at {commit()}: {made.total():,} points, {failed.total()} failed. "
-        f"An undisturbed launch has {bytecodes}; {late} points were after the end of a launch that polled less often.",
-        "",
-        "| signal | points | failed |",
-        "|---|--:|--:|",
-        *table,
-    ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "signal points", lines)
+    bytecodes = ", ".join(f"{count:,} bytecodes with a node that {node}" for node, count in lengths.items())
+    sentence = (
+        f"{made.total():,} points, {failed.total()} failed. An undisturbed launch has {bytecodes}; "
+        f"{late} points were after the end of a launch that polled less often."
+    )
+    rows = [(kind, count, failed[kind]) for kind, count in sorted(made.items())]
+    is_whole = made.total() >= parser.get_default("points")
+    status: Status = "failed" if failed.total() else "passed" if is_whole else "open"
+    keeper.keep(
+        arguments.write,
+        "signal-points",
+        status,
+        sentences=[sentence],
+        tables=[table([*text("signal"), number("points", ","), number("failed", ",")], rows)],
+        figures={
+            "points": f"{made.total():,}",
+            "failed": failed.total(),
+            "delivered": f"{made.total() - late:,}",
+            "bytecodes": f"{max(lengths.values()):,}",
+        },
+    )
     sys.exit(3 if failed.total() else 0)
 
 

@@ -1,6 +1,6 @@
 """The soak test: hundreds of tiny runs in series, half of them killed and resumed; nothing may be lost, left or leaked.
 
-    python -m stress.soak [--runs 500] [--seed 0] [--out DIR [--seconds 3600]] [--write FILE]
+    python -m stress.soak [--runs 500] [--seed 0] [--out DIR [--seconds 3600]] [--write [FOLDER]]
 
 The parent is the Python API: a process that starts run after run. After each it must have no child process and as many
 open files and threads as before, every file of the run must be readable, and the losses must be those of a run that
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Status
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.config.run import PreparedRun
@@ -234,35 +234,56 @@ def soak(arguments: argparse.Namespace, folder: Path) -> list[Soaked]:
     return soaked
 
 
+def problems_of(soaked: Sequence[Soaked]) -> list[str]:
+    """Of the runs, and of what grew."""
+    problems = [f"run {each.number}, {each.framework} {each.mode}: {one}" for each in soaked for one in each.problems]
+    grown = growths(soaked)
+    for name, most in MOST_GROWTH.items():
+        problems += [f"{name} grew by {each}" for each in grown.get(name, []) if each > most]
+    return problems
+
+
+def figures_of(soaked: Sequence[Soaked]) -> dict[str, int]:
+    happened = Counter(each.happened for each in soaked)
+    return {
+        "runs": len(soaked),
+        "killed": happened["killed"],
+        "interrupted": happened["interrupted"],
+        "resumed": sum(each.resumed for each in soaked),
+        "problems": len(problems_of(soaked)),
+    }
+
+
+def sentence_on(soaked: Sequence[Soaked]) -> str:
+    curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in grown)}" for name, grown in growths(soaked).items())
+    figures = figures_of(soaked)
+    return (
+        f"{figures['runs']} runs in {pluralize(len({each.parent for each in soaked}), 'parent')} over "
+        f"{len(modes_by_default())} modes, {figures['killed']} with a process killed, "
+        f"{figures['interrupted']} interrupted, {figures['resumed']} resumed. "
+        "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "
+        f"losses, growth): {figures['problems']}. Growth of each parent after its first {SETTLED_AFTER} runs: "
+        f"{curves or 'not told, there were too few'}."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps what was run, and goes on with it")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no run begins after that")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the counts")
+    keeper = Keeper(parser, "stress.soak")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     with tempfile.TemporaryDirectory(prefix="dpcompare-soak-") as temporary:
         soaked = soak(arguments, (arguments.out or Path(temporary)).resolve())
-    problems = [f"run {each.number}, {each.framework} {each.mode}: {one}" for each in soaked for one in each.problems]
-    grown = growths(soaked)
-    for name, most in MOST_GROWTH.items():
-        problems += [f"{name} grew by {each}" for each in grown.get(name, []) if each > most]
-    happened = Counter(each.happened for each in soaked)
-    curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
-    lines = [
-        f"{typed('stress.soak')} at {commit()}: {len(soaked)} runs in "
-        f"{pluralize(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
-        f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
-        f"{sum(each.resumed for each in soaked)} resumed. "
-        "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "
-        f"losses, growth): {len(problems)}. Growth of each parent after its first {SETTLED_AFTER} runs: "
-        f"{curves or 'not told, there were too few'}.",
-    ]
-    print("\n".join([*problems, *lines]))
-    if arguments.write:
-        write_section(arguments.write, "soak", lines)
+    problems = problems_of(soaked)
+    for problem in problems:
+        print(problem)
+    is_whole = len(soaked) >= parser.get_default("runs")
+    status: Status = "failed" if problems else "passed" if is_whole else "open"
+    keeper.keep(arguments.write, "soak", status, sentences=[sentence_on(soaked)], figures=figures_of(soaked))
     sys.exit(3 if problems else 0)
 
 

@@ -4,7 +4,7 @@
     python -m stress.unequal_under_load truth FOLDER
     python -m stress.unequal_under_load drawn FOLDER [--studies 2000] [--seed 1]
     python -m stress.unequal_under_load studies FOLDER [--load none ...] [--studies 15] [--seconds 3000] [--steps 50]
-    python -m stress.unequal_under_load report FOLDER --out FIGURES.json [--write FILE]
+    python -m stress.unequal_under_load report FOLDER [--write [FOLDER]]
 
 A claim is about a machine that is left alone: no reader has the load that a writer had. So the right sign is that of
 the load `none`, whatever the load of the study: what all its rounds together claim, judged as one study. A study under
@@ -15,9 +15,9 @@ were disturbed or too short. What it saves is counted under each load, and what 
 result.json below FOLDER; `studies` makes whole studies by `compare`, which repeats some disturbed runs. Both continue
 where they were, and stop before a round or study that would begin after --seconds. A drawn study has six rounds of one
 load: as they were run, so that both runs share a drift of the machine, or with the runs of each arm drawn by
-themselves. It repeats no run. To judge 2,000 of them takes about a minute of a core. Figures count from 60 runs of each
-arm and 15 studies per load on, made on a machine that does nothing else; fewer try the script, and so does --assume
-torch where the truth is not known.
+themselves. It repeats no run. `report` also cuts the rounds of a load into studies, in the order of their runs. To
+judge 2,000 studies takes about a minute of a core. Figures count from 60 runs of each arm and 15 studies per load on,
+made on a machine that does nothing else; fewer try the script, and so does --assume torch where the truth is not known.
 
 Exit code 3 where fewer than 97.5% of the claims under a load have the right sign, or the truth is not known.
 """
@@ -25,14 +25,13 @@ Exit code 3 where fewer than 97.5% of the claims under a load have the right sig
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, typed, write_section
+from benchmarks.evidence import Keeper, Table, number, table, text
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection
@@ -40,7 +39,7 @@ from dpcompare.experiments.comparison import ClaimRow
 from dpcompare.experiments.sentences import machines_in_words
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Outcome
 from dpcompare.system.signals import terminated_as_interrupted
-from stress.drawn_studies import CLAIMS, DRAWS, LEAST_RIGHT, Counts, counted, drawn, verdict_of
+from stress.drawn_studies import CLAIMS, DRAWS, LEAST_RIGHT, Counts, counted, drawn, one_after_the_other, verdict_of
 from stress.loads import LOADS
 from stress.unequal_runs import (
     FRAMEWORKS,
@@ -56,6 +55,7 @@ from stress.unequal_runs import (
 QUIET = "none"
 RUNS_TO_COUNT, STUDIES_TO_COUNT = 60, 15
 REAL = "real studies"
+CUT = "the rounds in their order, six to a study"
 
 
 def truth_of(folder: Path) -> ClaimRow:
@@ -74,7 +74,7 @@ class Row:
 
     load: str
     kind: str
-    """How its studies came about: one of DRAWS, or REAL."""
+    """How its studies came about: one of DRAWS, CUT or REAL."""
     rounds: int
     """The rounds that they are drawn from; of real studies, all that they have."""
     counts: Counts
@@ -108,6 +108,14 @@ def drawn_rows(folder: Path, truth: Outcome, studies: int, seed: int) -> Iterato
                 print(f"{load}, {kind}: {studies} studies", file=sys.stderr, flush=True)
 
 
+def cut_rows(folder: Path, truth: Outcome) -> Iterator[Row]:
+    """The loads that have rounds enough for a study, as studies of one round after the other."""
+    for load in LOADS:
+        if len(rounds_kept(folder, load)) >= ROUNDS_FOR_CLAIM:
+            arms = arms_kept(folder, load)
+            yield Row(load=load, kind=CUT, rounds=len(arms[0].runs), counts=counted(one_after_the_other(arms), truth))
+
+
 def real_rows(folder: Path, truth: Outcome) -> Iterator[Row]:
     """The loads that have studies."""
     for load in LOADS:
@@ -116,22 +124,33 @@ def real_rows(folder: Path, truth: Outcome) -> Iterator[Row]:
             yield Row(load=load, kind=REAL, rounds=ROUNDS_FOR_CLAIM * len(studies), counts=counts)
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    yield (
-        "| load | studies | made | claims | right sign | withheld | why | NOT COMPARABLE | claims without the rule | "
-        "wrong of them |"
+def table_of(rows: Sequence[Row]) -> Table:
+    """A row for each load and kind of studies."""
+    columns = [
+        *text("load", "studies"),
+        *(number(title, ",") for title in ("made", "claims", "right sign", "withheld")),
+        *text("why"),
+        *(number(title, ",") for title in ("NOT COMPARABLE", "claims without the rule", "wrong of them")),
+    ]
+    return table(columns, map(cells_of, rows))
+
+
+def cells_of(row: Row) -> Sequence[str | int | None]:
+    """A row of the table."""
+    counts = row.counts
+    few = "" if row.counts_for_docs else f", of {row.rounds} rounds: too few to count"
+    return (
+        LOADS[row.load].about,
+        f"{row.kind}{few}",
+        counts.studies,
+        counts.claims,
+        counts.right if counts.claims else None,
+        counts.withheld,
+        ", ".join(f"{flaw} {times}" for flaw, times in counts.flaws.items()),
+        counts.not_comparable,
+        counts.claims_without_rule,
+        counts.claims_without_rule - counts.right_without_rule,
     )
-    yield "|---|---|--:|--:|--:|--:|---|--:|--:|--:|"
-    for row in rows:
-        counts = row.counts
-        right = f"{counts.right} ({counts.right / counts.claims:.1%})" if counts.claims else "no claim"
-        flaws = ", ".join(f"{flaw} {number}" for flaw, number in counts.flaws.items())
-        few = "" if row.counts_for_docs else f", of {row.rounds} rounds: too few to count"
-        yield (
-            f"| {LOADS[row.load].about} | {row.kind}{few} | {counts.studies} | {counts.claims} | {right} | "
-            f"{counts.withheld} | {flaws} | {counts.not_comparable} | {counts.claims_without_rule} | "
-            f"{counts.claims_without_rule - counts.right_without_rule} |"
-        )
 
 
 def power_lost(rows: Sequence[Row]) -> Iterator[str]:
@@ -161,39 +180,46 @@ def sign_of(truth: ClaimRow, assumed: str | None) -> Outcome:
 
 
 def end(rows: Sequence[Row]) -> None:
-    """Print the table and end the script, with exit code 3 where the sign is wrong too often."""
-    for line in ["", *table(rows), "", *power_lost(rows)]:
-        print(line)
+    """End the script, with exit code 3 where the sign is wrong too often."""
     wrong = [row for row in rows if not row.counts.is_right]
     for row in wrong:
         print(f"WRONG: {row.load}, {row.kind}: fewer than {LEAST_RIGHT:.1%} of the claims are right", file=sys.stderr)
     sys.exit(3 if wrong else 0)
 
 
-def report(folder: Path, asked: argparse.Namespace) -> None:
-    """Everything that there is, as a table and as JSON."""
-    truth = truth_of(folder)
-    sign = sign_of(truth, asked.assume)
-    rows = [*drawn_rows(folder, sign, asked.studies, asked.seed), *real_rows(folder, sign)]
-    arms = arms_kept(folder, QUIET)
-    figures = {
-        "commit": commit(),
-        "command": typed("stress.unequal_under_load").strip("`"),
-        "machines": machines_in_words([run for arm in arms for run in arm.completed]),
-        "versions": {arm.name: arm.completed[0].versions for arm in arms},
-        "workload": arms[0].config.workload.model_dump(mode="json"),
-        "truth": truth.model_dump(),
-        "assumed": asked.assume,
-        "rows": [row.figures for row in rows],
-    }
-    asked.out.write_text(json.dumps(figures, indent=1) + "\n")
-    if asked.write:
-        lines = [f"{typed('stress.unequal_under_load')} at {commit()}: {truth.sentence}", "", *table(rows)]
-        write_section(asked.write, "unequal_under_load", [*lines, "", *power_lost(rows)])
+def show(rows: Sequence[Row]) -> None:
+    """Print the table, and end the script."""
+    print("\n".join(["", *table_of(rows).markdown, "", *power_lost(rows)]))
     end(rows)
 
 
-def parser_of() -> argparse.ArgumentParser:
+def report(folder: Path, asked: argparse.Namespace, keeper: Keeper) -> None:
+    """Everything that there is, as a result file if one is asked for."""
+    truth = truth_of(folder)
+    sign = sign_of(truth, asked.assume)
+    rows = [*drawn_rows(folder, sign, asked.studies, asked.seed), *cut_rows(folder, sign), *real_rows(folder, sign)]
+    arms = arms_kept(folder, QUIET)
+    runs = [run for arm in arms for run in arm.completed]
+    has_all = {(row.load, row.kind) for row in rows if row.counts_for_docs} >= {(load, REAL) for load in LOADS}
+    assumed = [f"ASSUMED to try the script: {asked.assume} is the faster one. These figures do not count."]
+    keeper.keep(
+        asked.write,
+        "unequal-under-load",
+        "failed" if not all(row.counts.is_right for row in rows) else "passed" if has_all else "open",
+        sentences=[*(assumed if asked.assume else []), truth.sentence, *power_lost(rows)],
+        tables=[table_of(rows)],
+        figures={
+            "loads": len({row.load for row in rows}),
+            "claims_wrong": sum(row.counts.claims - row.counts.right for row in rows),
+            "wrong_without_rule": sum(row.counts.claims_without_rule - row.counts.right_without_rule for row in rows),
+        },
+        machine="; ".join(machines_in_words(runs)),
+        versions={name: version for run in runs for name, version in run.versions.items()},
+    )
+    end(rows)
+
+
+def parser_of() -> tuple[argparse.ArgumentParser, Keeper]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -215,9 +241,9 @@ def parser_of() -> argparse.ArgumentParser:
         **{name: command(name, f"{about} under loads") for name, (about, _, _) in makes.items()},
         **{name: command(name, about) for name, about in judges.items()},
     }
-    for name, (_, number, default) in makes.items():
+    for name, (_, what, default) in makes.items():
         subparsers[name].add_argument("--load", choices=LOADS, action="append", help="default: all, in turn")
-        subparsers[name].add_argument(f"--{name}", type=int, default=default, help=number)
+        subparsers[name].add_argument(f"--{name}", type=int, default=default, help=what)
         subparsers[name].add_argument("--seconds", type=float, default=float("inf"), help="none begins later")
         subparsers[name].add_argument(
             "--steps", type=int, default=STEPS, help=f"of each run, {WARMUP_STEPS} of which warm up"
@@ -227,17 +253,11 @@ def parser_of() -> argparse.ArgumentParser:
         subparsers[name].add_argument("--seed", type=int, default=1)
     for name in ("studies", *judges):
         subparsers[name].add_argument("--assume", choices=FRAMEWORKS, help="as the faster one, to try the script")
-    subparsers["report"].add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="gets all figures as JSON"
-    )
-    subparsers["report"].add_argument(
-        "--write", type=Path, metavar="FILE", help="Markdown whose section gets the table"
-    )
-    return parser
+    return parser, Keeper(subparsers["report"], "stress.unequal_under_load")
 
 
 def main() -> None:
-    parser = parser_of()
+    parser, keeper = parser_of()
     asked = parser.parse_args()
     folder: Path = asked.folder
     try:
@@ -249,14 +269,14 @@ def main() -> None:
                 sign = sign_of(truth_of(folder), asked.assume)
                 with terminated_as_interrupted():
                     make_studies(folder, asked.load or list(LOADS), asked.studies, asked.seconds, asked.steps)
-                end(list(real_rows(folder, sign)))
+                show(list(real_rows(folder, sign)))
             case "truth":
                 sign_of(truth_of(folder), None)
             case "drawn":
                 sign = sign_of(truth_of(folder), asked.assume)
-                end(list(drawn_rows(folder, sign, asked.studies, asked.seed)))
+                show(list(drawn_rows(folder, sign, asked.studies, asked.seed)))
             case "report":
-                report(folder, asked)
+                report(folder, asked, keeper)
     except RequestError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

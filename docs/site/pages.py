@@ -12,10 +12,13 @@ import re
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from benchmarks.evidence import ResultFileError, all_results
 from docs.site.api import api_reference
+from docs.site.evidence import filled
 from docs.site.options import option_reference
 from docs.site.reference import reference
 
@@ -47,10 +50,14 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The links of a page, from their places in the repository to those on the site."""
+    """A page with the figures of the result files, and its links from their places in the repository to the site's."""
     path = _origin(page.file.src_uri)
     if path is None:
         return markdown
+    try:
+        markdown = filled(markdown, all_results())
+    except ResultFileError as error:
+        raise PluginError(f"{path}: {error}") from error
 
     def on_the_site(link: re.Match[str]) -> str:
         target = _target(path, link[1])

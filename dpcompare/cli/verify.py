@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
-from dpcompare.cli.options import OPTIONS, RunOptions, is_given, values_of
+from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import (
     EXIT_INTERRUPTED,
     EXIT_NEGATIVE,
@@ -27,7 +27,7 @@ from dpcompare.cli.output import (
     stdout_console,
 )
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.modes import MODES, modes_of_each_framework
+from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
@@ -47,6 +47,10 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
 """What --like decides."""
 
 
+_QUICK_MODES = tuple(dict.fromkeys(mode for _, mode in modes_of_each_framework()))
+"""What `--quick` verifies unless modes are named."""
+
+
 @click.command()
 @click.option(
     "--like",
@@ -57,16 +61,13 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
 )
 @click.option(
     "--frameworks",
-    default="torch,tensorflow",
-    show_default=True,
-    help="Of torch, tensorflow and jax, separated by commas.",
+    help="Of torch, tensorflow and jax, separated by commas.  "
+    f"[default: those that are installed; with --quick {','.join(frameworks_by_default())}]",
 )
 @click.option(
     "--modes",
-    default=",".join(dict.fromkeys(mode for _, mode in modes_of_each_framework())),
-    show_default=True,
-    help="Separated by commas, of the named frameworks; also fsdp, pipeline, fabric, accelerate, parameter-server, "
-    "ddp-spawn, ddp-stages, or all.",
+    help="Separated by commas, of the named frameworks; also ddp-spawn, ddp-stages.  "
+    f"[default: all that are installed; with --quick {','.join(_QUICK_MODES)}]",
 )
 @click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completion.models)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
@@ -129,8 +130,8 @@ def plan_asked_for(
     context: click.Context,
     /,
     like: Path | None,
-    frameworks: str,
-    modes: str,
+    frameworks: str | None,
+    modes: str | None,
     model: str,
     replicas: str | None,
     precision: str | None,
@@ -152,8 +153,8 @@ def plan_asked_for(
         _reject_with_like(context)
         return _like(like, asked, precision, device, python, against)
     plan = _asked_for(
-        listed(frameworks),
-        modes,
+        listed(frameworks) if frameworks is not None else frameworks_by_default() if quick else None,
+        listed(modes) if modes is not None else _QUICK_MODES if quick else ["all"],
         _known_model(model),
         _numbers(replicas or ("1,2" if quick else "1,2,4")),
         _known_precisions(listed("float32,float64" if precision is None else precision)),
@@ -163,11 +164,9 @@ def plan_asked_for(
         against=against,
         interpreters=interpreters(python),
     )
-    named = [name for name in ("frameworks", "modes") if is_given(context, name)]
-    others = [] if named else _installed_and_not_named(listed(frameworks), listed(modes), plan.interpreters)
-    if others:
+    if quick and frameworks is None and modes is None and (others := _beyond_quick(plan.interpreters)):
         plan.left_out.append(
-            f"{', '.join(others)}: installed here and not asked for; add --frameworks {','.join(FRAMEWORKS)} and "
+            f"{', '.join(others)}: installed here and left out by --quick; add --frameworks {','.join(FRAMEWORKS)} and "
             "--modes all"
         )
     return plan
@@ -186,8 +185,8 @@ class Plan:
 
 
 def _asked_for(
-    frameworks: list[str],
-    modes: str,
+    frameworks: list[str] | None,
+    modes: Sequence[str],
     model: str,
     replicas: list[int],
     precisions: list[str],
@@ -198,12 +197,12 @@ def _asked_for(
     against: Literal["cpu"] | None,
     interpreters: dict[str, str],
 ) -> Plan:
-    """The groups of the named modes."""
+    """The groups of the named modes, of the named frameworks or of all that are installed."""
     from dpcompare.experiments.contenders import known_modes
     from dpcompare.experiments.verify_groups import not_compared, plan_groups
 
     present = _usable(frameworks, interpreters)
-    named = known_modes(model) if modes == "all" else listed(modes)
+    named = known_modes(model) if list(modes) == ["all"] else list(modes)
     groups = plan_groups(
         present,
         named,
@@ -221,13 +220,13 @@ def _asked_for(
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
-def _installed_and_not_named(frameworks: list[str], modes: Sequence[str], interpreters: dict[str, str]) -> list[str]:
-    """The modes, with their framework, that could be verified here and are not."""
+def _beyond_quick(interpreters: dict[str, str]) -> list[str]:
+    """The modes, with their framework, that could be verified here and that `--quick` leaves out."""
     from dpcompare.backends.availability import require_mode
 
     others = []
     for (framework, mode), row in MODES.items():
-        if row.unverifiable or (framework in frameworks and mode in modes):
+        if row.unverifiable or (framework in frameworks_by_default() and mode in _QUICK_MODES):
             continue
         try:
             require_mode(framework, mode, interpreters.get(framework, sys.executable))
@@ -333,13 +332,13 @@ def _like(
     )
 
 
-def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
-    """The asked frameworks that are installed; says which are not."""
+def _usable(frameworks: list[str] | None, chosen: dict[str, str]) -> list[str]:
+    """The named frameworks that are installed, and says which are not; None: all that are."""
     from dpcompare.backends.availability import require_framework
     from dpcompare.errors import did_you_mean
 
     usable = []
-    for framework in frameworks:
+    for framework in FRAMEWORKS if frameworks is None else frameworks:
         if framework not in FRAMEWORKS:
             raise RequestError(
                 f"unknown framework {framework!r}; expected some of {', '.join(FRAMEWORKS)}."
@@ -349,7 +348,9 @@ def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
             require_framework(framework, **({"python": chosen[framework]} if framework in chosen else {}))
             usable.append(framework)
         except RequestError as error:
-            click.echo(f"left out: {error}", err=True)
+            # JAX is optional: one who does not name it need not read that it is missing.
+            if frameworks is not None or framework in frameworks_by_default():
+                click.echo(f"left out: {error}", err=True)
     return usable
 
 

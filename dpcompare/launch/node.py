@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,7 +187,7 @@ def _join(node: NodeContext) -> Sequence[NodeInfo]:
             host=node.host,
             address=node.address,
             port=listener.getsockname()[1],
-            versions={"dpcompare": __version__, **_versions(node.config.framework)},
+            versions={"dpcompare": __version__, **installed_versions(FRAMEWORKS[node.config.framework].packages)},
         )
         return join(node.rendezvous, node_info, node.config.seconds_to_start, node.report)
 
@@ -247,9 +247,10 @@ def _with_local_gpus(node: NodeContext) -> PreparedRun:
     return node.config.changed(cluster=cluster.changed(nodes=nodes))
 
 
-def _versions(framework: str) -> dict[str, str]:
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Package -> version, of those that this interpreter has."""
     found = {}
-    for package in FRAMEWORKS[framework].packages:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # it belongs to another interpreter, or has another name

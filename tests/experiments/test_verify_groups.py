@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from dpcompare.cli.verify import verify as verify_command
 from dpcompare.errors import RequestError
 from dpcompare.experiments.crossed_groups import crossed_groups
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
@@ -129,12 +128,41 @@ def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
     assert [line.split(":")[0] for line in document["not_compared"]] == [named]
 
 
-def test_all_data_parallel_modes_are_verified_by_default():
-    """JAX takes part with more modes than `single`."""
-    (modes,) = (option.default for option in verify_command.params if option.name == "modes")
-    assert modes == "single,dp,ddp,mirrored,multiworker,spmd,multiprocess"
+@pytest.mark.parametrize(
+    ("arguments", "frameworks", "modes"),
+    [
+        ([], ["torch", "jax"], ["single", "dp", "ddp", "fsdp", "pipeline", "spmd", "ddp-spawn"]),
+        (["--quick"], ["torch"], ["single", "dp", "ddp", "mirrored", "multiworker", "spmd", "multiprocess"]),
+        (["--frameworks", "jax"], ["jax"], ["single", "spmd", "multiprocess", "fsdp"]),
+        (["--quick", "--modes", "ddp"], ["torch"], ["ddp"]),
+    ],
+)
+def test_verify_takes_all_that_is_installed_unless_quick(monkeypatch, arguments, frameworks, modes):
+    planned = []
+
+    def require(framework, python=""):
+        if framework == "tensorflow":
+            raise RequestError("tensorflow is not installed")
+
+    monkeypatch.setattr("dpcompare.backends.availability.require_framework", require)
+    monkeypatch.setattr(
+        "dpcompare.experiments.verify_groups.plan_groups", lambda *named, **_: planned.extend(named) or []
+    )
+    monkeypatch.setattr("dpcompare.experiments.verify_groups.not_compared", lambda *named: [])
+    invoke("verify", *arguments)
+    assert planned[0] == frameworks
+    assert set(modes) <= set(planned[1])
+    assert ("fsdp" in planned[1]) == (arguments in ([], ["--frameworks", "jax"]))
+
+
+def test_jax_is_verified_in_more_modes_than_single():
     groups = plan_groups(
-        ("torch", "jax"), modes.split(","), model="toy-bn", replicas=(2,), precisions=("float64",), quick=True
+        ("torch", "jax"),
+        ["single", "dp", "ddp", "spmd", "multiprocess"],
+        model="toy-bn",
+        replicas=(2,),
+        precisions=("float64",),
+        quick=True,
     )
     assert {contender.mode for contender in groups[0].contenders} == {"dp", "ddp", "spmd", "multiprocess"}
 
@@ -221,7 +249,7 @@ def test_replicas_share_the_only_gpu_or_are_on_the_cpu(install_gpus):
 
 
 @pytest.mark.parametrize(("arguments", "is_bare"), [([], True), (["--modes", "single"], False)])
-def test_a_bare_verify_names_installed_modes_it_leaves_out(monkeypatch, arguments, is_bare):
+def test_a_quick_verify_names_installed_modes_it_leaves_out(monkeypatch, arguments, is_bare):
     """Whoever names modes knows what is left out."""
     usable = {("torch", "single"), ("torch", "ddp"), ("torch", "fsdp"), ("jax", "spmd")}
 
@@ -235,6 +263,7 @@ def test_a_bare_verify_names_installed_modes_it_leaves_out(monkeypatch, argument
     monkeypatch.setattr("dpcompare.experiments.verify_groups.not_compared", lambda *named: [])
     document = json.loads(invoke("verify", "--quick", "--json", *arguments).stdout)
     left_out = (
-        "torch fsdp, jax spmd: installed here and not asked for; add --frameworks torch,tensorflow,jax and --modes all"
+        "torch fsdp, jax spmd: installed here and left out by --quick; add --frameworks torch,tensorflow,jax and "
+        "--modes all"
     )
     assert document["not_compared"] == ([left_out] if is_bare else [])

@@ -10,11 +10,12 @@ from stress.check_projection import (
     NO_SYNC,
     Campaign,
     inputs,
+    outcome_of,
     predicted,
     predicted_and_measured,
     rounds_of,
 )
-from stress.judged_predictions import MODEL, JudgedRound, judged
+from stress.judged_predictions import MODEL, JudgedRound
 
 DDP = "torch:ddp"
 STUDY = [(mode, 3, "1gbit") for mode in (DDP, "tensorflow:multiworker", "torch:fsdp")]
@@ -79,7 +80,7 @@ def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
     # 2 links, and 2 numbers of nodes twice without exchange; no cell.
     assert len(campaign.ran) == 2 + 2 * 2
     assert {(number, link) for number, _, _, link, _ in campaign.ran} == {(1, FREE), (1, "100mbit"), (1, NO_SYNC)}
-    assert predicted_and_measured(campaign, cells, latencies, stop_before_measuring=False)[1] is False
+    assert predicted_and_measured(campaign, cells, latencies, stop_before_measuring=False).status == "failed"
     second = predicted(campaign, cells, 2, latencies)
     for rounds, before, after in zip(rounds_of(campaign, cells, latencies).values(), first, second, strict=True):
         assert before["computing_seconds"] == pytest.approx(0.2)
@@ -92,11 +93,11 @@ def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
 def test_every_run_of_a_study_is_made_once(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=2)
-    lines = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False)
+    outcome = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False)
     # Inputs come a last time after the last round: of torch 2 x 2 without exchange and 2 of each of its two modes.
     assert len(campaign.ran) == len(set(campaign.ran)) == 3 * (8 + 6) + 2 * len(STUDY)
     campaign.ran.clear()
-    assert predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False) == lines
+    assert predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False) == outcome
     assert campaign.ran == []
 
 
@@ -109,25 +110,27 @@ def test_modes_alike_are_measured_first_and_rounds_predicted(
 
     def until_it_stops():
         campaign.ran.clear()
-        lines, _ = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=True)
-        return lines, {(number, mode.split(":")[0], link == "1gbit") for number, mode, _, link, _ in campaign.ran}
+        outcome = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=True)
+        return outcome, {(number, mode.split(":")[0], link == "1gbit") for number, mode, _, link, _ in campaign.ran}
 
-    lines, runs = until_it_stops()
-    assert lines[0].startswith("Round 1: ")
-    assert len([line for line in lines if "1gbit" in line]) == 2
+    outcome, runs = until_it_stops()
+    assert outcome.status == "open"
+    assert outcome.tables[0].title.startswith("Round 1: ")
+    assert len(outcome.tables[0].rows) == 2
     assert runs == {(1, "torch", False)}
-    lines, runs = until_it_stops()
-    assert lines[0].startswith("Round 2: ")
+    outcome, runs = until_it_stops()
+    assert outcome.tables[0].title.startswith("Round 2: ")
     assert runs == {(1, "torch", True), (2, "torch", False)}
-    lines, runs = until_it_stops()
-    assert lines[0].startswith("Round 1: ")
-    assert len([line for line in lines if "1gbit" in line]) == 1
+    outcome, runs = until_it_stops()
+    assert outcome.tables[0].title.startswith("Round 1: ")
+    assert len(outcome.tables[0].rows) == 1
     assert runs == {(2, "torch", True), (3, "torch", False), (1, "tensorflow", False)}
-    until_it_stops()
-    lines, runs = until_it_stops()
-    assert "3 of 3 cells are valid" in lines[0]
+    stopped, _ = until_it_stops()
+    outcome, runs = until_it_stops()
+    assert "3 of 3 cells are valid" in outcome.tables[0].title
     assert runs == {(2, "tensorflow", True), (3, "tensorflow", False)}
-    assert until_it_stops() == (lines, set())
+    assert outcome.figures.keys() == stopped.figures.keys()  # a page that quotes one can always be filled in
+    assert until_it_stops() == (outcome, set())
 
 
 @pytest.mark.process
@@ -146,22 +149,25 @@ def test_a_study_of_an_older_version_is_refused(tmp_path):
 
 
 def test_near_predictions_pass_and_every_term_is_judged():
-    lines, passed = judged(cells_of([judged_round()]), "others took cores of 1 of 9 runs")
-    assert passed
-    assert lines[0] == (
+    outcome = outcome_of(cells_of([judged_round()]), "others took cores of 1 of 9 runs")
+    assert outcome.status == "passed"
+    cells, variants = outcome.tables
+    assert cells.title == (
         "PASSED: 12 of 12 cells are valid, others took cores of 1 of 9 runs, median error 3.0%, largest 3.0%, "
         "with what was measured after, over all cells 0.9% and 0.9%."
     )
-    assert lines[4].endswith("| +3.0% | 1 of 1 | +0.9% |")
-    assert "| without overlap | 23.6% | 23.6% |" in lines
+    assert cells.markdown[4] == ("| torch:ddp | 2 | 100mbit | 0.200, 0.200 | 0.500 | 0.485 | +3.0% | 1 of 1 | +0.9% |")
+    assert "| without overlap | 23.6% | 23.6% |" in variants.markdown
+    assert outcome.figures == {"cells": 12, "valid_cells": 12, "median_error": "3.0%", "largest_error": "3.0%"}
 
 
 def test_only_rounds_of_a_machine_at_one_speed_judge_a_cell():
     rounds = [judged_round(), judged_round(error=0.5, drift=0.11), judged_round(error=0.01, drift=-0.09)]
-    lines, passed = judged(cells_of(rounds))
-    assert passed
-    assert "median error 2.0%" in lines[0]
-    assert lines[4].endswith("| +2.0% | 2 of 3 | +0.9% |")
+    outcome = outcome_of(cells_of(rounds), "")
+    assert outcome.status == "passed"
+    assert "median error 2.0%" in outcome.tables[0].title
+    assert outcome.tables[0].markdown[4].endswith("| +2.0% | 2 of 3 | +0.9% |")
+    assert outcome.figures["median_error"] == "2.0%"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +181,7 @@ def test_only_rounds_of_a_machine_at_one_speed_judge_a_cell():
     ],
 )
 def test_what_is_off_fails(rounds, count, told):
-    lines, passed = judged(cells_of(rounds, count))
-    assert not passed
-    assert lines[0].startswith("FAILED: ")
-    assert told in lines[0]
+    outcome = outcome_of(cells_of(rounds, count), "")
+    assert outcome.status == "failed"
+    assert outcome.tables[0].title.startswith("FAILED: ")
+    assert told in outcome.tables[0].title

@@ -4,7 +4,20 @@ import pytest
 
 from dpcompare.experiments.variants import StepParts
 from dpcompare.models.architectures import model_of
-from stress.explain_planted import CASES, LAUNCH_SECONDS, LAYERS, TINY, Found, chosen, sizes, step_of_no_images
+from stress.explain_planted import (
+    CASES,
+    LAUNCH_SECONDS,
+    LAYERS,
+    TINY,
+    Found,
+    Judged,
+    chosen,
+    figures_of,
+    result_name,
+    sizes,
+    step_of_no_images,
+    table_of,
+)
 
 LAUNCHING, PER_IMAGE, PER_BATCH_READ, PER_IMAGE_READ = 2.0, 0.01, 0.5, 0.02
 """Milliseconds."""
@@ -59,3 +72,27 @@ def test_every_size_is_told_from_cases_that_run():
     assert all(other in CASES for case in CASES.values() for other in case.compared_with)
     assert set(chosen(["slow process"])) == {"slow process", "no fault"}
     assert set(chosen(["slow launches"])) == {"slow launches", "tiny batches", "batches of one", "batches of two"}
+
+
+def test_what_is_wrong_is_marked_in_the_table():
+    cases = [
+        Judged(name="healthy", step_milliseconds=1012.3, said="nothing stands out", right=True),
+        Judged(
+            name="slow input", step_milliseconds=404.4, said="input", true="384 ms", size=384.2, error=0, right=True
+        ),
+        Judged(
+            name="tiny batches", step_milliseconds=1.684, said="input", true="2 ms", size=2.5, error=0.25, right=False
+        ),
+    ]
+    assert table_of(cases).markdown[2:] == [
+        "| healthy | 1010 | nothing stands out | - | - | - |",
+        "| slow input | 404 | input | 384 ms | 384 | +0.0% |",
+        "| tiny batches | 1.68 | input | 2 ms | 2.5 | +25.0% **WRONG** |",
+    ]
+    assert figures_of(cases) == {"cases": 3, "wrong": 1, "largest_error": "25.0%"}
+
+
+def test_cases_made_alone_have_a_result_file_of_their_own():
+    assert result_name(None) == "explain-planted"
+    assert result_name(["slow launches"]) == "explain-planted-slow-launches"
+    assert result_name(["healthy, 2 nodes"]) == "explain-planted-healthy-2-nodes"

@@ -106,7 +106,7 @@ def test_a_killed_first_gpu_leaves_the_lines_of_what_it_did():
 
 def test_the_commit_of_a_copy_is_what_it_was_given(copy_without_git):
     def said(**environment):
-        command = [sys.executable, "-c", "from benchmarks.sections import commit; print(commit())"]
+        command = [sys.executable, "-c", "from benchmarks.evidence import commit; print(commit())"]
         done = subprocess.run(
             command, cwd=copy_without_git, capture_output=True, text=True, env=os.environ | environment
         )

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from benchmarks import gpu, overhead
+from benchmarks.evidence import load
 
 FIGURES = {
     "global_batch_size": 128,
@@ -55,17 +56,36 @@ def test_one_mode_can_be_asked_for(started, monkeypatch, capsys):
     assert "torch single" in capsys.readouterr().out
 
 
-def test_every_round_is_written_when_it_is_done(started, monkeypatch, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- gpu -->\n<!-- end of gpu -->\nafter\n")
-    written = []
+def test_every_round_is_kept_when_it_is_done(started, monkeypatch, tmp_path):
+    contestants = len(gpu.contestants("single", []))
+    printed = overhead.printed
 
-    def stopped(path, name, lines):
-        written.append("\n".join(lines))
-        raise KeyboardInterrupt
+    def stopped(processes):
+        if len(started) > 2 * contestants:
+            raise KeyboardInterrupt
+        return printed(processes)
 
-    monkeypatch.setattr(gpu, "write_section", stopped)
+    monkeypatch.setattr(overhead, "printed", stopped)
     with pytest.raises(KeyboardInterrupt):
-        main(monkeypatch, "--rounds", "5", "--mode", "single", "--write", str(page))
-    assert len(started) == len(gpu.contestants("single", []))  # of the first round alone
-    assert "torch single" in written[0]
+        main(monkeypatch, "--rounds", "5", "--mode", "single", "--write", str(tmp_path))
+    result = load(tmp_path / "gpu.json")
+    assert result.sentences[0] == "5 rounds; 2 so far of the last mode."
+    assert [row[0] for row in result.tables[0].rows] == ["torch single"] * contestants
+    assert result.figures["strict_ratio_lowest"] == result.figures["native_ratio_highest"] == "1.00"
+
+
+def test_what_failed_in_a_round_has_no_figures(started, monkeypatch, tmp_path):
+    printed = overhead.printed
+
+    def failed(processes):
+        if "bfloat16" in processes[0]:
+            raise RuntimeError("out of memory")
+        return printed(processes)
+
+    monkeypatch.setattr(overhead, "printed", failed)
+    main(monkeypatch, "--rounds", "2", "--mode", "single", "--write", str(tmp_path))
+    result = load(tmp_path / "gpu.json")
+    rows = {row[1]: row[2:] for row in result.tables[0].rows}
+    assert rows["plain, as strict"][:2] == ((1280, 1280, 1280), (1, 1, 1))
+    assert rows["bfloat16, as native"] == (None,) * 4
+    assert result.figures["native_ratio_lowest"] == "-"

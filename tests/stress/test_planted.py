@@ -7,7 +7,7 @@ import pytest
 
 from dpcompare.config.modes import MODES
 from stress.injection import injected
-from stress.planted import effect, is_let_through, summary
+from stress.planted import counts, effect, faults_of, is_let_through, sentences
 from stress.planted_faults import FAULTS
 from stress.planted_pairs import PAIRS
 from stress.planted_row import CHECKPOINT_EVERY, TINY
@@ -86,13 +86,13 @@ def test_no_effect_is_not_counted_and_silence_is_let_through():
         | {"pairs": 3, "proved": 2},
     ]
     assert [is_let_through(row) for row in rows] == [False, True, False, False]
-    text = "\n".join(summary(rows))
-    assert "named by any: 1 of 2; without effect: 1" in text
-    assert "LET THROUGH: b" in text
-    assert (
-        "3 pairs through the sheet and 2 runs through verify --like, of 1 odd settings; settings with an alarm: 1"
-        in text
-    )
+    found = counts(rows)
+    assert (found["named"], found["faults"], found["without_effect"], found["alarms"]) == (1, 2, 1, 1)
+    said = "\n".join(sentences(rows))
+    assert "1 of 2 faults are named (sheet 1, like 0, verify 0); 1 had no effect." in said
+    assert "LET THROUGH: b" in said
+    assert "3 pairs on the sheet and 2 runs of `verify --like`, of 1 odd settings; 1 settings raised an alarm" in said
+    assert [row[0] for row in faults_of(rows).rows] == ["a", "b", "c"]
 
 
 def test_rows_of_speed_alone_name_no_fault():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stress import trials
-from stress.fault_matrix import ALL_FAULTS, arguments_of, take_a_machine_of_its_own, tasks_of
+from stress.fault_matrix import ALL_FAULTS, parser_of_options, take_a_machine_of_its_own, tasks_of
 from stress.trials import Fault, described, ports_listening, shared_memory, temporary_files, trial_of
 
 ACTED = "import pathlib; pathlib.Path({folder!r}, 'acted').touch()"
@@ -110,14 +110,18 @@ def test_trials_side_by_side_do_not_see_what_others_leave():
     assert not Path("/dev/shm/dpcompare-test").exists()
 
 
+def tasks(*options, there=frozenset()):
+    return tasks_of(parser_of_options().parse_args(options), there)
+
+
 def test_nine_of_ten_parallel_trials_are_isolated():
-    tasks = tasks_of(arguments_of(["--trials", "400", "--jobs", "3"]), there=set())
-    for task in tasks:
+    parallel = tasks("--trials", "400", "--jobs", "3")
+    for task in parallel:
         fault = ALL_FAULTS[task.fault]
         assert task.isolated == (task.number % 10 != 0 and not fault.alone and not fault.on_the_machine)
-    assert {task.isolated for task in tasks} == {True, False}
-    assert not any(task.isolated for task in tasks_of(arguments_of(["--trials", "400"]), there=set()))
-    assert {task.number for task in tasks_of(arguments_of(["--trials", "5"]), there={2, 3})} == {1, 4, 5}
+    assert {task.isolated for task in parallel} == {True, False}
+    assert not any(task.isolated for task in tasks("--trials", "400"))
+    assert {task.number for task in tasks("--trials", "5", there={2, 3})} == {1, 4, 5}
 
 
 def test_what_a_run_has_left_is_described(tmp_path):
