@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/pictures: 8 GPUs as 2 nodes of 4, and what each mode exchanges.
+"""Draws the pictures of docs/pictures: two nodes of 4 GPUs, what modes exchange, what is the same, and a claim.
 
     python -m docs.site.diagrams        # writes docs/pictures/*.svg again
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from docs.site.exchanges import EXCHANGES, Device, Exchange, Node, Picture
+from dpcompare.experiments.statistics import Plan, RatioPair, claims_of, paired_ratio
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 
@@ -172,6 +173,103 @@ def _draw_exchange(canvas: Canvas, exchange: Exchange, stubs: dict[int, float], 
     canvas.text(left, y + LINE_HEIGHT, exchange.label, f"head-{exchange.kind}", "halo")
 
 
+DEFINED_ONCE = (
+    ("one order", "of samples, by the seed"),
+    ("one store of pixels", "augmented on the host"),
+    ("one file of weights", "to begin with"),
+    ("one set of rules", "loss, update, BatchNorm"),
+)
+FRAMEWORKS = ("PyTorch", "TensorFlow", "JAX")
+
+
+def draw_fairness() -> str:
+    """The SVG of what is defined once, for all frameworks, and compared afterwards."""
+    canvas = Canvas()
+    title = "The same by construction, then proved"
+    canvas.text(MARGIN, 32, title, "ink", "title")
+    once, lanes, loop, proof = 54, 158, 250, 334
+    across = WIDTH - 2 * MARGIN
+    sources = _columns(len(DEFINED_ONCE))
+    targets = _columns(len(FRAMEWORKS))
+    for (left, width), (name, detail) in zip(sources, DEFINED_ONCE, strict=True):
+        canvas.box(left, once, width, 52, "process", "edge")
+        canvas.text(left + width / 2, once + 22, name, "ink", middle=True)
+        canvas.text(left + width / 2, once + 40, detail, "soft", "small", middle=True)
+    canvas.line(MARGIN, once + 72, WIDTH - MARGIN, once + 72, "data")
+    for left, width in sources:
+        canvas.line(left + width / 2, once + 52, left + width / 2, once + 72, "data")
+    for (left, width), name in zip(targets, FRAMEWORKS, strict=True):
+        middle = left + width / 2
+        canvas.line(middle, once + 72, middle, lanes - 9, "data")
+        canvas.arrowhead(middle, lanes, "data", up=False)
+        canvas.box(left, lanes, width, 52, "device", "edge")
+        canvas.text(middle, lanes + 22, name, "ink", middle=True)
+        canvas.text(middle, lanes + 40, "its own kernels and exchange", "soft", "small", middle=True)
+        canvas.line(middle, lanes + 52, middle, loop - 9, "edge")
+        canvas.arrowhead(middle, loop, "edge", up=False)
+        canvas.line(middle, loop + 44, middle, proof - 9, "edge")
+        canvas.arrowhead(middle, proof, "edge", up=False)
+    canvas.box(MARGIN, loop, across, 44, "process", "edge")
+    canvas.text(WIDTH / 2, loop + 27, "one loop with one clock: every mode is timed the same way", "ink", middle=True)
+    canvas.box(MARGIN, proof, across, 44, "device", "edge")
+    canvas.text(
+        WIDTH / 2,
+        proof + 27,
+        "dpcompare verify: weights, gradients, updates and losses, array by array",
+        "ink",
+        middle=True,
+    )
+    return canvas.svg(title, proof + 64)
+
+
+SPEEDS = {"A": (100.0, 103.0, 97.0, 101.0, 99.0, 104.0), "B": (113.0, 114.0, 109.0, 110.0, 112.0, 116.0)}
+"""Made-up images/s of two arms in six rounds, of which the picture of a claim is drawn."""
+ORDERS = ("AB", "BA", "BA", "AB", "BA", "AB")
+
+
+def draw_claim() -> str:
+    """The SVG of how six rounds become a claim, with the interval that dpcompare computes for them."""
+    canvas = Canvas()
+    ratio = paired_ratio(SPEEDS["B"], SPEEDS["A"])
+    assert ratio is not None
+    (claim,) = claims_of([RatioPair(first="B", second="A", ratio=ratio)], Plan(rounds=len(ORDERS)))
+    title = "Six rounds become a claim"
+    canvas.text(MARGIN, 32, title, "ink", "title")
+    top, row, axis = 84, 30, 470
+    lowest, highest = 0.98, 1.18
+
+    def at(value: float) -> float:
+        return axis + (value - lowest) / (highest - lowest) * (WIDTH - MARGIN - axis)
+
+    canvas.text(MARGIN, 62, "each round runs every arm once, in random order", "soft", "small")
+    canvas.text(axis, 62, "ratio of the round: B ÷ A", "soft", "small")
+    bottom = top + len(ORDERS) * row
+    canvas.line(at(1), top - 10, at(1), bottom + 34, "edge")
+    for number, (order, of_round) in enumerate(zip(ORDERS, zip(*SPEEDS.values(), strict=True), strict=True)):
+        y = top + number * row
+        speeds = dict(zip(SPEEDS, of_round, strict=True))
+        canvas.text(MARGIN, y + 15, f"round {number + 1}", "ink")
+        for place, name in enumerate(order):
+            canvas.box(MARGIN + 76 + place * 170, y, 156, 22, "process" if name == "A" else "held", "edge", radius=3)
+            canvas.text(MARGIN + 154 + place * 170, y + 15, f"{name}: {speeds[name]:.0f} images/s", "ink", middle=True)
+        canvas.box(at(speeds["B"] / speeds["A"]) - 4, y + 7, 8, 8, "held", "edge", radius=4)
+    low, high = claim.interval or (ratio.value, ratio.value)
+    canvas.line(at(low), bottom + 14, at(high), bottom + 14, "gradients")
+    canvas.box(at(ratio.value) - 5, bottom + 9, 10, 10, "held", "edge", radius=5)
+    canvas.text(at(1), bottom + 50, "1: equally fast", "soft", "small", middle=True)
+    canvas.text(MARGIN, bottom + 76, claim.sentence, "ink")
+    canvas.text(
+        MARGIN, bottom + 96, "The interval excludes 1, so the difference may be claimed.", "soft", "small"
+    )
+    return canvas.svg(title, bottom + 112)
+
+
+def _columns(count: int) -> list[tuple[float, float]]:
+    """Left edge and width of boxes next to each other."""
+    unit = (WIDTH - 2 * MARGIN + NODE_GAP) / count
+    return [(MARGIN + number * unit, unit - NODE_GAP) for number in range(count)]
+
+
 def draw_partition() -> str:
     """The SVG of eight GPUs that become two nodes of four, for both frameworks."""
     canvas = Canvas()
@@ -210,7 +308,7 @@ def _draw_gpu(canvas: Canvas, number: int, x: float, width: float, rows: Mapping
 def pictures() -> dict[str, str]:
     """Name of a file -> the SVG that belongs into it."""
     drawn = {f"exchange-{mode}.svg": draw(picture) for mode, picture in EXCHANGES.items()}
-    return {"nodes.svg": draw_partition(), **drawn}
+    return {"nodes.svg": draw_partition(), "fairness.svg": draw_fairness(), "claim.svg": draw_claim(), **drawn}
 
 
 if __name__ == "__main__":

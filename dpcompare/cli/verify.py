@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -101,6 +101,9 @@ def verify(
     Prints the checks that failed, and a summary: how many passed, and which was closest to its tolerance. Exit code 3:
     a check failed, or no two modes could be compared.
 
+    Without --modes and --quick, those beyond the usual ones (fsdp, pipelines, all of JAX and so on) train a big model in one group
+    alone, in float64; small models are trained by all modes in all groups.
+
     \b
     dpcompare verify --quick
     dpcompare verify --like runs/a
@@ -163,6 +166,7 @@ def plan_asked_for(
         device=device or ("cpu" if against is None else "auto"),
         against=against,
         interpreters=interpreters(python),
+        seldom=[key for key, row in MODES.items() if not row.by_default] if modes is None and not quick else [],
     )
     if quick and frameworks is None and modes is None and (others := _beyond_quick(plan.interpreters)):
         plan.left_out.append(
@@ -196,6 +200,7 @@ def _asked_for(
     device: str,
     against: Literal["cpu"] | None,
     interpreters: dict[str, str],
+    seldom: Collection[tuple[str, str]],
 ) -> Plan:
     """The groups of the named modes, of the named frameworks or of all that are installed."""
     from dpcompare.experiments.contenders import known_modes
@@ -213,6 +218,7 @@ def _asked_for(
         device=device,
         against=against,
         asked=asked,
+        seldom=seldom,
     )
     if not present:
         raise RequestError("no framework is left to verify; install one, or name its environment with --python")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ def plan_groups(
     device: str = "cpu",
     against: Literal["cpu"] | None = None,
     asked: dict[str, FieldValue] | None = None,
+    seldom: Collection[tuple[str, str]] = (),
 ) -> list[Group]:
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
 
@@ -42,6 +43,8 @@ def plan_groups(
         against: where each contender runs once more. On one replica, modes of several take part then: what they start
             and compute on one GPU is compared with what they do on the CPU.
         asked: fields of a workload, which all groups take.
+        seldom: (framework, mode) of what trains a big model in one group alone, in float64 with its first optimizer;
+            if there is any, another way to run a mode (VARIANTS) does so too. Small models are trained by all.
 
     Raises:
         RequestError: see `check_request`.
@@ -54,7 +57,10 @@ def plan_groups(
         for num_replicas in replicas:
             usable = usable_contenders(frameworks, modes, num_replicas, alone=against is not None)
             if contenders := tuple(replace(contender, accumulate=accumulate) for contender in usable):
-                groups += _groups(contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked)
+                of_precision = _groups(
+                    contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked
+                )
+                groups += _thinned(list(of_precision), precision, seldom)
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
@@ -63,6 +69,20 @@ def plan_groups(
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
     return [group for group in groups if len(group.to_run) > 1]
+
+
+def _thinned(groups: list[Group], precision: str, seldom: Collection[tuple[str, str]]) -> Iterator[Group]:
+    """The groups of one precision and number of replicas, those of a big model without what trains it seldom."""
+    for number, group in enumerate(groups):
+        if not seldom or not model_of(group.workload.model).is_big or (precision == "float64" and number == 0):
+            yield group
+            continue
+        often = tuple(
+            each
+            for each in group.contenders
+            if (each.framework, each.mode) not in seldom and each.launcher is None and each.stages == 1
+        )
+        yield replace(group, contenders=often)
 
 
 def with_each_on(device: Literal["cpu"], group: Group) -> Group:

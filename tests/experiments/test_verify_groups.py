@@ -155,6 +155,23 @@ def test_verify_takes_all_that_is_installed_unless_quick(monkeypatch, arguments,
     assert ("fsdp" in planned[1]) == (arguments in ([], ["--frameworks", "jax"]))
 
 
+def test_what_trains_a_big_model_seldom_does_so_once():
+    modes = ["single", "ddp", "dp", "fsdp", "ddp-spawn"]
+    chosen = {"model": "efficientnet-b2", "replicas": [1, 2], "precisions": ["float32", "float64"], "quick": False}
+    seldom = [("torch", "fsdp"), ("jax", "single")]
+    groups = plan_groups(["torch", "jax"], modes, **chosen, seldom=seldom)
+    big = [group for group in groups if group.workload.model == "efficientnet-b2"]
+    with_fsdp = [group for group in big if "fsdp" in {each.mode for each in group.contenders}]
+    assert [(group.workload.precision, group.workload.optimizer) for group in with_fsdp] == [("float64", "sgd")]
+    assert with_fsdp == [group for group in big if any(each.launcher for each in group.contenders)]
+    with_jax = [group for group in big if "jax" in {each.framework for each in group.contenders}]
+    assert [group.workload.optimizer for group in with_jax] == ["sgd"]
+    everywhere = plan_groups(["torch", "jax"], modes, **chosen)
+    assert len(everywhere) > len(groups)  # jax single and one of torch
+    small = [group for group in groups if group.workload.model == "toy-bn"]
+    assert small == [group for group in everywhere if group.workload.model == "toy-bn"]
+
+
 def test_jax_is_verified_in_more_modes_than_single():
     groups = plan_groups(
         ("torch", "jax"),
