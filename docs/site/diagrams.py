@@ -258,9 +258,7 @@ def draw_claim() -> str:
     canvas.box(at(ratio.value) - 5, bottom + 9, 10, 10, "held", "edge", radius=5)
     canvas.text(at(1), bottom + 50, "1: equally fast", "soft", "small", middle=True)
     canvas.text(MARGIN, bottom + 76, claim.sentence, "ink")
-    canvas.text(
-        MARGIN, bottom + 96, "The interval excludes 1, so the difference may be claimed.", "soft", "small"
-    )
+    canvas.text(MARGIN, bottom + 96, "The interval excludes 1, so the difference may be claimed.", "soft", "small")
     return canvas.svg(title, bottom + 112)
 
 

@@ -1,6 +1,6 @@
-"""Makes the README's pictures from a study: what `dpcompare report` prints on a terminal, and the top of its page.
+"""Makes the README's pictures from a study: what `dpcompare report` prints on a terminal, and its page as a sample.
 
-    python -m docs.site.stills studies/modes    # writes docs/pictures/report-terminal.svg and report-page.png
+    python -m docs.site.stills studies/modes    # writes docs/pictures/report-* and docs/sample/report.html
 
 The page is looked at with Chromium (playwright's, or the one that is installed) at 1280 px.
 """
@@ -23,11 +23,12 @@ from rich.text import Text
 
 from stress.terminal import on_terminal
 
-PICTURES = Path(__file__).parents[1] / "pictures"
+DOCS = Path(__file__).parents[1]
 COLUMNS = 92
 PAGE = {"width": 1280, "height": 900}
 MOST_BYTES = 200_000
 """The most bytes of a picture: a clone carries every version of it."""
+MOST_BYTES_OF_A_PAGE = 400_000
 COLOURS = 128
 """Colours of the screenshot, which has few; a third of the bytes."""
 
@@ -63,13 +64,18 @@ def main() -> None:
         page = Path(folder) / "report.html"
         subprocess.run([*report, "--html", str(page)], check=True)
         pictures = {
-            "report-terminal.svg": terminal_still(f"dpcompare report {study}", on_terminal(report, COLUMNS)).encode(),
-            "report-page.png": page_still(page),
+            "pictures/report-terminal.svg": terminal_still(
+                f"dpcompare report {study}", on_terminal(report, COLUMNS)
+            ).encode(),
+            "pictures/report-page.png": page_still(page),
+            "sample/report.html": page.read_bytes(),
         }
     for name, content in pictures.items():
-        if len(content) > MOST_BYTES:
-            sys.exit(f"{name}: received {len(content):,} bytes, expected at most {MOST_BYTES:,}; use a smaller study")
-        (PICTURES / name).write_bytes(content)
+        most = MOST_BYTES_OF_A_PAGE if name.endswith(".html") else MOST_BYTES
+        if len(content) > most:
+            sys.exit(f"{name}: received {len(content):,} bytes, expected at most {most:,}; use a smaller study")
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_bytes(content)
 
 
 if __name__ == "__main__":

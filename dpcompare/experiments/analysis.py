@@ -87,6 +87,7 @@ def _compared(collection: Collection) -> Comparison:
         subject=list(subject),
         measured=measured_in_words(runs),
         machines=machines_in_words(runs),
+        measured_by=list(dict.fromkeys(run.dpcompare_version for run in runs)),
         layers=layers_in_words(runs),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),

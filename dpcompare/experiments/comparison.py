@@ -390,6 +390,9 @@ class Comparison(_Shown):
     """Changes where a key changes its name or meaning; 1 had `waiting_share` for `data_wait_fraction`, 2 ratios
     of mean speeds, each judged at 95%, and `efficiency.value` for `scaling.efficiency`."""
     dpcompare_version: str = __version__
+    """Of the dpcompare that compares."""
+    measured_by: list[str] = []
+    """Versions of the dpcompare that made the runs."""
     partial: bool
     """Whether rounds are missing."""
     repeats: int

@@ -19,17 +19,22 @@ def as_citation(comparison: Comparison) -> str:
         "@software{dpcompare,\n"
         f"  title = {{{{{TITLE}}}}},\n"
         f"  author = {{{{{AUTHOR}}}}},\n"
-        f"  version = {{{comparison.dpcompare_version}}},\n"
+        f"  version = {{{_version(comparison)}}},\n"
         f"  year = {{{YEAR}}},\n"
         "}\n"
     )
     return f"{' '.join(_methods(comparison))}\n\n{bibtex}"
 
 
+def _version(comparison: Comparison) -> str:
+    """Of the dpcompare that measured, which a later one may report."""
+    return joined(comparison.measured_by or [comparison.dpcompare_version])
+
+
 def _methods(comparison: Comparison) -> Iterator[str]:
     arms = [row for row in comparison.arms if row.rounds]
     names = joined([f"{row.name} ({pluralize(row.rounds, 'round')})" for row in arms])
-    with_dpcompare = f"with dpcompare {comparison.dpcompare_version} ({comparison.measured})"
+    with_dpcompare = f"with dpcompare {_version(comparison)} ({comparison.measured})"
     if len(arms) == 1:
         yield f"{names} was trained {with_dpcompare}."
     else:

@@ -130,7 +130,7 @@ def part(question, noise="normal", rounds=6):
 @pytest.mark.parametrize("noise", calibration.NOISES)
 def test_equal_arms_of_other_seeds_are_rarely_called_different(noise):
     assert part("false difference, 2 arms", noise) <= 0.05
-    assert part("false difference, 6 arms", noise, rounds=8) <= 0.07  # of 200 studies; 1,000 are in docs/accuracy.md
+    assert part("false difference, 6 arms", noise, rounds=8) <= 0.07  # 1,000: docs/evidence/accuracy.md
 
 
 def test_a_planted_difference_is_found():

@@ -1,8 +1,10 @@
 """What a paper is given: the methods of this study, and an entry that agrees with CITATION.cff."""
 
+import dataclasses
 import re
 from pathlib import Path
 
+import dpcompare
 from dpcompare.experiments.cost import priced
 from dpcompare.report.citing import AUTHOR, TITLE, YEAR, as_citation
 from tests.support.arms import FAST, SLOW, compared, runs
@@ -20,11 +22,19 @@ def test_the_entry_is_that_of_the_repository():
     assert entry.count("{") == entry.count("}")
 
 
+def test_the_version_is_the_one_that_measured():
+    measured = [run.model_copy(update={"dpcompare_version": "0.1.7"}) for run in runs("torch", "ddp", FAST).runs]
+    arm = dataclasses.replace(runs("torch", "ddp", FAST), runs=measured)
+    cited = as_citation(compared(arm))
+    assert "was trained with dpcompare 0.1.7 (" in cited
+    assert "version = {0.1.7}," in cited
+
+
 def test_the_paragraph_has_what_one_needs_to_repeat_it():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     paragraph = as_citation(priced(shown, 2.5)).split("\n\n")[0]
     for part in (
-        "2 arms were compared with dpcompare 0.1.0 (",
+        f"2 arms were compared with dpcompare {dpcompare.__version__} (",
         "): torch ddp 2x1 (6 rounds) and tensorflow multiworker 2x1 (6 rounds).",
         shown.measured,
         "with a probability of at most 5%.",
