@@ -68,7 +68,7 @@ def main() -> None:
                 f"dpcompare report {study}", on_terminal(report, COLUMNS)
             ).encode(),
             "pictures/report-page.png": page_still(page),
-            "sample/report.html": page.read_bytes(),
+            "sample/report.html": page.read_bytes().rstrip() + b"\n",
         }
     for name, content in pictures.items():
         most = MOST_BYTES_OF_A_PAGE if name.endswith(".html") else MOST_BYTES
