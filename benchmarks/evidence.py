@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def load(path: Path) -> Result:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ResultFileError(f"{path}: {place}: {first['msg']}; run its script again") from error
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ResultFileError(f"{path}: is no result file ({error!r}); run its script again") from error
     if digest != _digest(fields):
         raise ResultFileError(
@@ -263,7 +264,7 @@ class Keeper:
         """
         of_tree, changed, _ = commit().partition(CHANGED)
         result = Result(
-            name=name,
+            name=re.sub("[^a-z0-9]+", "-", name.lower()).strip("-"),  # as marks in pages and files take it
             command=shlex.join(["python", "-m", self._module, *map(_without_folders, sys.argv[1:])]),
             commit=of_tree,
             is_changed=bool(changed),
@@ -280,7 +281,7 @@ class Keeper:
         print("\n".join(result.markdown))
         if folder is not None:
             write(folder, result)
-            if folder == RESULTS:
+            if folder.resolve() == RESULTS:
                 from docs.site.evidence import fill_pages  # reads this module
 
                 try:
@@ -292,7 +293,8 @@ class Keeper:
 
 def _without_folders(word: str) -> str:
     """An argument without the folders of the machine that it was typed on."""
-    return Path(word).name if Path(word).is_absolute() else word
+    option, is_equal, value = word.rpartition("=")
+    return f"{option}{is_equal}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 def _versions() -> dict[str, str]:
@@ -302,7 +304,7 @@ def _versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the working tree, and whether it was changed since.
+    """The commit of the working tree, and whether anything but the docs, which get the figures, was changed since.
 
     Of a copy without `.git`, what the variable DPCOMPARE_COMMIT or the file `.commit` says, else `unknown`.
     """
@@ -317,4 +319,6 @@ def commit() -> str:
         return (ROOT / COMMIT_FILE).read_text().strip()
     if not (ROOT / ".git").exists():  # git would look further up, and find a repository that does not hold this
         return "unknown"
-    return git("rev-parse", "--short", "HEAD") + (CHANGED if git("status", "--porcelain", "-uno") else "")
+    return git("rev-parse", "--short", "HEAD") + (
+        CHANGED if git("status", "--porcelain", "-uno", "--", ".", ":!docs", ":!README.md") else ""
+    )

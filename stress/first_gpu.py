@@ -98,8 +98,8 @@ def main() -> None:
     ]
     keeper.keep(
         given.write,
-        f"first-gpu-{given.part}",
-        "failed" if not all(passed) else "open" if session.left_out else "passed",
+        f"first-{given.device}-{given.part}",
+        "failed" if not all(passed) else "open" if session.left_out or given.only else "passed",
         tables=[session.table],
         figures={"checks": session.checks, "left_out": session.left_out},
     )

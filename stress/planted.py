@@ -217,6 +217,7 @@ def main() -> None:
         return
     out: Path = arguments.out
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+    earlier = len(rows)
     there = {row["name"] for row in rows}
     asked = [name for name in arguments.only or [*FAULTS, *PAIRS] if name not in there][: arguments.limit]
     deadline = time.monotonic() + 60 * arguments.minutes
@@ -237,7 +238,10 @@ def main() -> None:
         arguments.write,
         "planted",
         "failed" if bad else "passed" if is_whole else "open",
-        sentences=list(sentences(rows)),
+        sentences=[
+            *sentences(rows),
+            f"{earlier} of {len(rows)} rows were made by earlier commands, whose commits and versions were not kept.",
+        ],
         tables=[faults_of(rows)],
         figures=counts(rows),
         seconds=sum(row["seconds"] for row in rows),

@@ -58,7 +58,7 @@ def listed(results: Mapping[str, Result]) -> list[str]:
     rows = [
         (
             f"[{result.name}](results/{result.name}.json)",
-            result.command.split()[2] if result.command.startswith("python") else result.command.split()[3],
+            result.command.partition("-m ")[2].split(" ")[0],
             result.status,
             str(result.date),
             result.version,

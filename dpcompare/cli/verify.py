@@ -101,8 +101,8 @@ def verify(
     Prints the checks that failed, and a summary: how many passed, and which was closest to its tolerance. Exit code 3:
     a check failed, or no two modes could be compared.
 
-    Unless --modes or --quick is given, the less usual modes (fsdp, pipelines, all of JAX) train a big model in one
-    group alone, in float64. Every mode trains the small models.
+    Unless --modes or --quick is given, the less usual modes (fsdp, pipelines, all of JAX) train a big model once for
+    each number of replicas, in the last precision. Every mode trains the small models.
 
     \b
     dpcompare verify --quick

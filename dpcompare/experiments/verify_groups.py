@@ -43,8 +43,9 @@ def plan_groups(
         against: where each contender runs once more. On one replica, modes of several take part then: what they start
             and compute on one GPU is compared with what they do on the CPU.
         asked: fields of a workload, which all groups take.
-        seldom: (framework, mode) of what trains a big model in one group alone, in float64 with its first optimizer;
-            if there is any, another way to run a mode (VARIANTS) does so too. Small models are trained by all.
+        seldom: (framework, mode) of what trains a big model in one group for each number of replicas, in the last
+            precision with its first optimizer; if there is any, another way to run a mode (VARIANTS) does so too.
+            Small models are trained by all.
 
     Raises:
         RequestError: see `check_request`.
@@ -60,7 +61,7 @@ def plan_groups(
                 of_precision = _groups(
                     contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked
                 )
-                groups += _thinned(list(of_precision), precision, seldom)
+                groups += _thinned(list(of_precision), seldom, is_last=precision == precisions[-1])
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
@@ -71,10 +72,10 @@ def plan_groups(
     return [group for group in groups if len(group.to_run) > 1]
 
 
-def _thinned(groups: list[Group], precision: str, seldom: Collection[tuple[str, str]]) -> Iterator[Group]:
+def _thinned(groups: list[Group], seldom: Collection[tuple[str, str]], *, is_last: bool) -> Iterator[Group]:
     """The groups of one precision and number of replicas, those of a big model without what trains it seldom."""
     for number, group in enumerate(groups):
-        if not seldom or not model_of(group.workload.model).is_big or (precision == "float64" and number == 0):
+        if not seldom or not model_of(group.workload.model).is_big or (is_last and number == 0):
             yield group
             continue
         often = tuple(
