@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from dpcompare._version import __version__, major_minor
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -150,7 +151,7 @@ def of_one_batch(run_dir):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (of_another_version, "is a run of dpcompare 0.0.9, .* expected a run of 0.1"),
+        (of_another_version, f"is a run of dpcompare 0.0.9, .* expected a run of {major_minor(__version__)}"),
         (failed, "has failed; expected one that completed"),
         (without_result, "holds no readable result.json .* expected the directory of a run that has ended"),
         (of_other_data, "the dataset synthetic-mini changed since the run .sha256 000000000000, now "),
