@@ -97,7 +97,12 @@ def number(title: str, format: str = "") -> Column:
 
 def table(columns: Iterable[Column], rows: Iterable[Sequence[Cell]], title: str = "") -> Table:
     """A table of columns and rows."""
-    return Table(title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)))
+    return Table(title=title, columns=tuple(columns), rows=tuple(tuple(map(_finite, row)) for row in rows))
+
+
+def _finite(cell: Cell) -> Cell:
+    """Nothing in the place of a number that is none, which JSON has no word for."""
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -126,7 +131,7 @@ def shown(cell: Cell, column: Column) -> str:
 class Result(BaseModel):
     """A result file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern="^[a-z0-9-]+$")
     """Of the file, and of the marks between which pages show it."""

@@ -66,7 +66,7 @@ def main() -> None:
         keeper.keep(
             arguments.write,
             "gpu",
-            "measured",
+            "open" if arguments.mode or done < arguments.rounds else "measured",
             sentences=[rounds_in_words(done, arguments.rounds), ARITHMETIC],
             tables=[table(COLUMNS, so_far)],
             figures=ratio_figures(so_far, ["plain, as strict"], ["bfloat16, as native"]),

@@ -162,7 +162,7 @@ def main() -> None:
     keeper.keep(
         arguments.write,
         "links",
-        "measured",
+        "open" if arguments.link != parser.get_default("link") else "measured",
         sentences=[f"{arguments.rounds} rounds."],
         tables=[table_of(workload, steps, arguments.link)],
         figures=figures_of(steps, arguments.link),

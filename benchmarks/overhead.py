@@ -229,7 +229,11 @@ def ratio_figures(rows: Iterable[Row], of_strict: Collection[str], of_native: Co
 
 def rounds_in_words(done: int, rounds: int) -> str:
     """How many rounds a table is of, which may end before the last one."""
-    return f"{rounds} rounds." if done == rounds else f"{rounds} rounds; {done} so far of the last mode."
+    return (
+        f"{rounds} rounds."
+        if done == rounds
+        else f"{done} of {rounds} rounds of the last mode, {rounds} of each before it."
+    )
 
 
 def main() -> None:
@@ -260,7 +264,7 @@ def main() -> None:
         keeper.keep(
             arguments.write,
             f"overhead-{arguments.model}",
-            "measured",
+            "open" if arguments.mode or done < arguments.rounds else "measured",
             sentences=[rounds_in_words(done, arguments.rounds)],
             tables=[table(COLUMNS, so_far)],
             figures=ratio_figures(so_far, SAME_SETTINGS, AS_TAUGHT),

@@ -115,7 +115,13 @@ def main() -> None:
         found = profiled(framework, mode, arguments.profile, arguments.image_size)
         tables.append(table_of(f"{framework} {mode}, {arguments.profile}", found, arguments.top))
         figures |= figures_of(f"{framework}_{mode}", found)
-    keeper.keep(arguments.write, "profile", "measured", tables=tables, figures=figures)
+    keeper.keep(
+        arguments.write,
+        "profile" if arguments.profile == "strict" else f"profile-{arguments.profile}",
+        "open" if arguments.mode else "measured",
+        tables=tables,
+        figures=figures,
+    )
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def main() -> None:
     keeper.keep(
         arguments.write,
         "start",
-        "measured",
+        "open" if arguments.mode else "measured",
         sentences=[sentence_of(arguments.rounds, helped, nothing)],
         tables=[table_of(found)],
         figures=figures_of(found, helped, nothing),

@@ -167,7 +167,8 @@ def num_failed(made: Sequence[Made]) -> int:
 
 def is_whole(arguments: argparse.Namespace, made: Sequence[Made]) -> bool:
     """Whether there were enough trials, of every fault and mode, with the seconds that are allowed."""
-    return len(made) >= TRIALS and not (arguments.fault or arguments.mode) and arguments.patience == 1
+    has_all = set(ALL_FAULTS) <= {each.fault for each in made}  # some want root, or programs
+    return len(made) >= TRIALS and has_all and not (arguments.fault or arguments.mode) and arguments.patience == 1
 
 
 def parser_of_options() -> argparse.ArgumentParser:

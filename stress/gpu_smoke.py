@@ -81,7 +81,7 @@ def agreement(session: Session) -> Figures:
 
 
 def resumption(session: Session, framework: str) -> Figures:
-    """A killed run goes on where it was."""
+    """A killed run continues where it was."""
     every, longer = (
         ("--checkpoint-every", "3"),
         TOY | {"steps": 120, "evaluate_every": 120},
@@ -135,7 +135,7 @@ SMOKE = [
         make=lambda session: model(session, "torch", (*NATIVE, "--precision", "bfloat16")),
     ),
     *(
-        Check(name=f"resumed-{framework}", about="A killed run goes on", seconds=35,
+        Check(name=f"resumed-{framework}", about="A killed run continues", seconds=35,
               make=partial(resumption, framework=framework))
         for framework in ("torch", "jax")
     ),
