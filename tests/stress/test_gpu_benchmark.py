@@ -69,7 +69,7 @@ def test_every_round_is_kept_when_it_is_done(started, monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         main(monkeypatch, "--rounds", "5", "--mode", "single", "--write", str(tmp_path))
     result = load(tmp_path / "gpu.json")
-    assert result.sentences[0] == "5 rounds; 2 so far of the last mode."
+    assert result.sentences[0] == "2 of 5 rounds of the last mode, 5 of each before it."
     assert [row[0] for row in result.tables[0].rows] == ["torch single"] * contestants
     assert result.figures["strict_ratio_lowest"] == result.figures["native_ratio_highest"] == "1.00"
 
