@@ -111,12 +111,12 @@ def make_runs(folder: Path, loads: Sequence[str], runs: int, seconds: float, ste
     """Make the rounds that are missing, the first of each load before the second of any.
 
     Raises:
-        RequestError: the folder has runs of other steps.
+        RequestError: the folder has runs of other steps under one of these loads.
     """
     deadline = time.monotonic() + seconds
     folder.mkdir(parents=True, exist_ok=True)
     make_key(folder)
-    _require_steps(folder, steps)
+    _require_steps(folder, loads, steps)
     arms = dict(zip(FRAMEWORKS, configs(steps), strict=True))
     kept = {load: rounds_kept(folder, load) for load in loads}
     with forked():
@@ -155,9 +155,9 @@ def make_round(folder: Path, load: str, number: int, arms: Mapping[str, RunConfi
     return speeds
 
 
-def _require_steps(folder: Path, steps: int) -> None:
-    """Runs of several lengths would not be those of one study."""
-    first = {load: numbers[0] for load in LOADS if (numbers := rounds_kept(folder, load))}
+def _require_steps(folder: Path, loads: Sequence[str], steps: int) -> None:
+    """Runs of several lengths would not be those of one study, which has rounds of one load."""
+    first = {load: numbers[0] for load in loads if (numbers := rounds_kept(folder, load))}
     for load, number in first.items():
         there = RunResult.load(kept_at(folder, load, FRAMEWORKS[0], number)).config["workload"]["steps"]
         if there != steps:

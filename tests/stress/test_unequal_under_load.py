@@ -118,11 +118,13 @@ def test_no_round_begins_when_the_time_is_up(runs_made, capsys):
     assert "the time is up; the same command makes none 1 of 2 next" in capsys.readouterr().err
 
 
-def test_runs_of_other_steps_are_not_mixed(runs_made, monkeypatch, capsys):
+def test_runs_of_other_steps_are_not_mixed_within_a_load(runs_made, monkeypatch, capsys):
     keep("smt", TORCH, JAX)
-    assert command(monkeypatch, "runs", FOLDER, "--load", "none", "--steps", "300") == 2
+    assert command(monkeypatch, "runs", FOLDER, "--load", "smt", "--steps", "300") == 2
     assert "--steps: received 300, but the runs of the load smt have 200" in capsys.readouterr().err
     assert runs_made == []
+    make_runs(FOLDER, ["none"], 1, 60.0, 300)
+    assert rounds_kept(FOLDER, "none") == [1]
 
 
 def test_arms_have_the_runs_of_complete_rounds_in_their_order():
