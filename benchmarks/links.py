@@ -1,7 +1,6 @@
 """The throughput of two nodes over slower links: both frameworks, as hosts in network namespaces. Needs root.
 
     python -m benchmarks.links [--link free 10gbit 1gbit 100mbit] [--rounds 3] [--write [FOLDER]]
-                              [--plot FILE.svg]
 
 In every round each mode trains once per link, and once without gradient sync, in random order. Communication is the
 difference of a step with and without gradient sync, in the same round. The floor is what a link needs for the gradients
@@ -21,7 +20,6 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.evidence import Keeper, Table, extremes, number, spread, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
@@ -115,30 +113,6 @@ def figures_of(steps: Steps, links: Sequence[str]) -> dict[str, str]:
     return figures
 
 
-def plot(workload: Workload, steps: Steps, links: Sequence[str], path: Path) -> None:
-    """Images per second against the bandwidth of the link, on logarithmic axes."""
-    import altair as alt
-
-    rows: list[dict[str, Any]] = [
-        {
-            "mode": f"{framework} {mode}",
-            "gigabits per second": float(link[:-4]) * BITS[link[-4:]] / 1e9,
-            "images per second": workload.global_batch_size / seconds,
-        }
-        for framework, mode in MODES
-        for link in links
-        if link != FREE
-        for seconds in steps[f"{framework} {mode}", link]
-    ]
-    base = alt.Chart(alt.Data(values=rows), width=420, height=260).encode(
-        x=alt.X("gigabits per second:Q", scale=alt.Scale(type="log")),
-        y=alt.Y("images per second:Q", scale=alt.Scale(type="log")),
-        color=alt.Color("mode:N", scale=alt.Scale(range=["#0072b2", "#e69f00"])),
-    )
-    medians = base.mark_line().encode(y=alt.Y("median(images per second):Q", title="images per second"))
-    (base.mark_point() + medians).save(str(path))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--link", nargs="+", default=[FREE, "10gbit", "1gbit", "100mbit"])
@@ -149,7 +123,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     keeper = Keeper(parser, "benchmarks.links")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="such as docs/links.svg")
     arguments = parser.parse_args()
     workload = Workload(
         model=arguments.model,
@@ -167,8 +140,6 @@ def main() -> None:
         tables=[table_of(workload, steps, arguments.link)],
         figures=figures_of(steps, arguments.link),
     )
-    if arguments.plot:
-        plot(workload, steps, arguments.link, arguments.plot)
 
 
 if __name__ == "__main__":

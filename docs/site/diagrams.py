@@ -1,107 +1,24 @@
 """Draws the pictures of docs/pictures: two nodes of 4 GPUs, what modes exchange, what is the same, and a claim.
 
-    python -m docs.site.diagrams        # writes docs/pictures/*.svg again
-
-Plain SVG. A picture has a background of its own and follows the reader's preference for light or dark, so that it can
-be read on a page of either kind.
+    python -m docs.site.diagrams        # writes docs/pictures/*.svg again, those of `docs.site.figures` too
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from docs.site.canvas import MARGIN, WIDTH, Canvas
 from docs.site.exchanges import EXCHANGES, Device, Exchange, Node, Picture
+from docs.site.figures import figures
 from dpcompare.experiments.statistics import Plan, RatioPair, claims_of, paired_ratio
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 
-WIDTH = 760
-MARGIN = 20
 NODE_GAP = 24
 DEVICE_HEIGHT = 74
 BUS_HEIGHT = 52
 LINE_HEIGHT = 18
-
-# class -> (property, on light, on dark)
-COLOURS = {
-    "paper": ("fill", "#ffffff", "#161b22"),
-    "halo": ("stroke", "#ffffff", "#161b22"),
-    "ink": ("fill", "#1f2328", "#e6edf3"),
-    "soft": ("fill", "#57606a", "#9aa4af"),
-    "node": ("stroke", "#8c959f", "#6e7681"),
-    "process": ("fill", "#eaf1fb", "#1f2a3a"),
-    "device": ("fill", "#ffffff", "#0d1117"),
-    "edge": ("stroke", "#57606a", "#9aa4af"),
-    "held": ("fill", "#6b8fc9", "#6b9bdf"),
-    "gradients": ("stroke", "#b3500b", "#f0883e"),
-    "parameters": ("stroke", "#1a5fb4", "#79b8ff"),
-    "data": ("stroke", "#2f7d4f", "#56d364"),
-}
-HEADS = {name: row[1:] for name, row in COLOURS.items() if name in ("gradients", "parameters", "data", "edge")}
-"""Colours of lines, which their arrowheads and labels have too."""
-
-
-class Canvas:
-    """SVG elements, added from back to front."""
-
-    def __init__(self) -> None:
-        self._elements: list[str] = []
-
-    def box(self, x: float, y: float, width: float, height: float, *classes: str, radius: float = 6) -> None:
-        self._elements.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
-            f'class="{" ".join(classes)}"/>'
-        )
-
-    def text(self, x: float, y: float, text: str, *classes: str, middle: bool = False) -> None:
-        anchor = ' text-anchor="middle"' if middle else ""
-        self._elements.append(
-            f'<text x="{x:g}" y="{y:g}" class="{" ".join(classes)}"{anchor}>{html.escape(text, quote=False)}</text>'
-        )
-
-    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str) -> None:
-        self._elements.append(f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" class="line {colour}"/>')
-
-    def arrowhead(self, x: float, y: float, colour: str, *, up: bool) -> None:
-        """Its point is at (x, y)."""
-        back = y + 9 if up else y - 9
-        self._elements.append(
-            f'<path d="M{x:g} {y:g}L{x - 4.5:g} {back:g}L{x + 4.5:g} {back:g}Z" class="head-{colour}"/>'
-        )
-
-    def svg(self, title: str, height: float) -> str:
-        """The whole file."""
-        name = html.escape(title, quote=False)
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-                f'height="{height:g}" role="img" aria-labelledby="title">',
-                f'<title id="title">{name}</title>',
-                f"<style>{_style()}</style>",
-                f'<rect width="{WIDTH}" height="{height:g}" rx="8" class="paper"/>',
-                *self._elements,
-                "</svg>",
-                "",
-            ]
-        )
-
-
-def _style() -> str:
-    fixed = (
-        "text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}"
-        ".title{font-size:16px;font-weight:600}.small{font-size:12px}"
-        ".node{fill:none;stroke-dasharray:5 4}.edge,.node{stroke-width:1.2}"
-        ".empty{fill:none}.line{fill:none;stroke-width:2}.halo{paint-order:stroke;stroke-width:6px}"
-    )
-    return f"\n{fixed}\n{_rules(1)}\n@media (prefers-color-scheme: dark){{\n{_rules(2)}\n}}\n"
-
-
-def _rules(column: int) -> str:
-    rules = [f".{name}{{{row[0]}:{row[column]}}}" for name, row in COLOURS.items()]
-    rules += [f".head-{name}{{fill:{colours[column - 1]}}}" for name, colours in HEADS.items()]
-    return "".join(rules)
 
 
 def draw(picture: Picture) -> str:
@@ -149,12 +66,12 @@ def _draw_nodes(canvas: Canvas, nodes: Sequence[Node], top: float) -> list[float
 def _draw_device(canvas: Canvas, device: Device, x: float, y: float, width: float) -> None:
     """A device with the four parts of a model, filled where it keeps them between two steps."""
     canvas.box(x, y, width, DEVICE_HEIGHT - 6, "device", "edge")
-    canvas.text(x + width / 2, y + 18, device.name, "ink", middle=True)
+    canvas.text(x + width / 2, y + 18, device.name, "ink", anchor="middle")
     part = (width - 24 - 3 * 4) / 4
     for number in range(4):
         filled = "held" if number in device.held else "empty"
         canvas.box(x + 12 + number * (part + 4), y + 27, part, 14, filled, "edge", radius=2)
-    canvas.text(x + width / 2, y + 58, device.task, "soft", "small", middle=True)
+    canvas.text(x + width / 2, y + 58, device.task, "soft", "small", anchor="middle")
 
 
 def _draw_exchange(canvas: Canvas, exchange: Exchange, stubs: dict[int, float], top: float, y: float) -> None:
@@ -193,8 +110,8 @@ def draw_fairness() -> str:
     targets = _columns(len(FRAMEWORKS))
     for (left, width), (name, detail) in zip(sources, DEFINED_ONCE, strict=True):
         canvas.box(left, once, width, 52, "process", "edge")
-        canvas.text(left + width / 2, once + 22, name, "ink", middle=True)
-        canvas.text(left + width / 2, once + 40, detail, "soft", "small", middle=True)
+        canvas.text(left + width / 2, once + 22, name, "ink", anchor="middle")
+        canvas.text(left + width / 2, once + 40, detail, "soft", "small", anchor="middle")
     canvas.line(MARGIN, once + 72, WIDTH - MARGIN, once + 72, "data")
     for left, width in sources:
         canvas.line(left + width / 2, once + 52, left + width / 2, once + 72, "data")
@@ -203,22 +120,19 @@ def draw_fairness() -> str:
         canvas.line(middle, once + 72, middle, lanes - 9, "data")
         canvas.arrowhead(middle, lanes, "data", up=False)
         canvas.box(left, lanes, width, 52, "device", "edge")
-        canvas.text(middle, lanes + 22, name, "ink", middle=True)
-        canvas.text(middle, lanes + 40, "its own kernels and exchange", "soft", "small", middle=True)
+        canvas.text(middle, lanes + 22, name, "ink", anchor="middle")
+        canvas.text(middle, lanes + 40, "its own kernels and exchange", "soft", "small", anchor="middle")
         canvas.line(middle, lanes + 52, middle, loop - 9, "edge")
         canvas.arrowhead(middle, loop, "edge", up=False)
         canvas.line(middle, loop + 44, middle, proof - 9, "edge")
         canvas.arrowhead(middle, proof, "edge", up=False)
     canvas.box(MARGIN, loop, across, 44, "process", "edge")
-    canvas.text(WIDTH / 2, loop + 27, "one loop with one clock: every mode is timed the same way", "ink", middle=True)
-    canvas.box(MARGIN, proof, across, 44, "device", "edge")
     canvas.text(
-        WIDTH / 2,
-        proof + 27,
-        "dpcompare verify: weights, gradients, updates and losses, array by array",
-        "ink",
-        middle=True,
+        WIDTH / 2, loop + 27, "one loop with one clock: every mode is timed the same way", "ink", anchor="middle"
     )
+    canvas.box(MARGIN, proof, across, 44, "device", "edge")
+    words = "dpcompare verify: weights, gradients, updates and losses, array by array"
+    canvas.text(WIDTH / 2, proof + 27, words, "ink", anchor="middle")
     return canvas.svg(title, proof + 64)
 
 
@@ -251,12 +165,14 @@ def draw_claim() -> str:
         canvas.text(MARGIN, y + 15, f"round {number + 1}", "ink")
         for place, name in enumerate(order):
             canvas.box(MARGIN + 76 + place * 170, y, 156, 22, "process" if name == "A" else "held", "edge", radius=3)
-            canvas.text(MARGIN + 154 + place * 170, y + 15, f"{name}: {speeds[name]:.0f} images/s", "ink", middle=True)
+            canvas.text(
+                MARGIN + 154 + place * 170, y + 15, f"{name}: {speeds[name]:.0f} images/s", "ink", anchor="middle"
+            )
         canvas.box(at(speeds["B"] / speeds["A"]) - 4, y + 7, 8, 8, "held", "edge", radius=4)
     low, high = claim.interval or (ratio.value, ratio.value)
     canvas.line(at(low), bottom + 14, at(high), bottom + 14, "gradients")
     canvas.box(at(ratio.value) - 5, bottom + 9, 10, 10, "held", "edge", radius=5)
-    canvas.text(at(1), bottom + 50, "1: equally fast", "soft", "small", middle=True)
+    canvas.text(at(1), bottom + 50, "1: equally fast", "soft", "small", anchor="middle")
     canvas.text(MARGIN, bottom + 76, claim.sentence, "ink")
     canvas.text(MARGIN, bottom + 96, "The interval excludes 1, so the difference may be claimed.", "soft", "small")
     return canvas.svg(title, bottom + 112)
@@ -286,7 +202,7 @@ def draw_partition() -> str:
         for number in range(4):
             _draw_gpu(canvas, 4 * rank + number, left + number * unit, unit, rows)
         canvas.box(left + 8, rows["TensorFlow"], 4 * unit - 16, 28, "process")
-        canvas.text(left + 2 * unit, rows["TensorFlow"] + 19, f"worker {rank}", "ink", "small", middle=True)
+        canvas.text(left + 2 * unit, rows["TensorFlow"] + 19, f"worker {rank}", "ink", "small", anchor="middle")
     canvas.text(MARGIN, 322, "torch: a process per GPU, started by torchrun on each node.", "ink")
     canvas.text(MARGIN, 342, "TensorFlow: a process per node, which finds the others by its TF_CONFIG.", "ink")
     return canvas.svg(title, 360)
@@ -296,17 +212,18 @@ def _draw_gpu(canvas: Canvas, number: int, x: float, width: float, rows: Mapping
     """A GPU in the machine and in its node, and torch's process of it."""
     for row in ("one machine", "two nodes"):
         canvas.box(x + 8, rows[row], width - 16, 28, "device", "edge")
-        canvas.text(x + width / 2, rows[row] + 19, f"GPU {number}", "ink", "small", middle=True)
+        canvas.text(x + width / 2, rows[row] + 19, f"GPU {number}", "ink", "small", anchor="middle")
     canvas.line(x + width / 2, rows["one machine"] + 42, x + width / 2, 122, "edge")
     canvas.arrowhead(x + width / 2, 132, "edge", up=False)
     canvas.box(x + 8, rows["torch"], width - 16, 28, "process")
-    canvas.text(x + width / 2, rows["torch"] + 19, f"rank {number}", "ink", "small", middle=True)
+    canvas.text(x + width / 2, rows["torch"] + 19, f"rank {number}", "ink", "small", anchor="middle")
 
 
 def pictures() -> dict[str, str]:
     """Name of a file -> the SVG that belongs into it."""
     drawn = {f"exchange-{mode}.svg": draw(picture) for mode, picture in EXCHANGES.items()}
-    return {"nodes.svg": draw_partition(), "fairness.svg": draw_fairness(), "claim.svg": draw_claim(), **drawn}
+    of_claims = {"nodes.svg": draw_partition(), "fairness.svg": draw_fairness(), "claim.svg": draw_claim()}
+    return {**of_claims, **drawn, **figures()}
 
 
 if __name__ == "__main__":
