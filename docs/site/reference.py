@@ -1,4 +1,4 @@
-"""The reference of the site, made from the tables of the code: settings of the sheet, figures, result.json, modes."""
+"""The reference of the site, made from the tables of the code: settings, figures, columns, result.json, modes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dpcompare.config.setting import Changes
 from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.models.architectures import MODELS
+from dpcompare.report.records import FIELDS
 from dpcompare.results.result import RunResult
 
 
@@ -46,6 +47,9 @@ def reference() -> str:
                 for name, row in FIGURES.items()
             ],
         ),
+        "## Columns of CSV and Parquet",
+        "A row per run, nothing rounded. A figure that was not measured is an empty cell, in Parquet null.",
+        _table(("column", "what it is"), [(f"`{name}`", field.explanation) for name, field in FIELDS.items()]),
         "## result.json",
         "Every run leaves it in its directory.",
         _table(("key", "type", "what it is"), list(_fields(RunResult))),

@@ -1,6 +1,7 @@
 """The table of all figures: the same in CSV and Parquet, and as the docs say."""
 
 import csv
+import html
 import io
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.site.reference import reference
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection
@@ -106,9 +108,20 @@ def test_parquet_without_its_library_names_the_extra(shown, monkeypatch):
         as_parquet(shown)
 
 
-def test_the_docs_list_the_columns():
-    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", (DOCS / "exports.md").read_text(), re.MULTILINE)
-    assert dict(listed) == {name: field.explanation for name, field in FIELDS.items()}
+def test_the_reference_lists_the_columns():
+    section = reference().partition("## Columns of CSV and Parquet\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| <code>(\w+)</code> \| (.+) \|$", section, re.MULTILINE)
+    shown = [(name, html.unescape(re.sub("</?code>", "`", text))) for name, text in listed]
+    assert shown == [(name, field.explanation) for name, field in FIELDS.items()]
+
+
+def test_the_docs_group_all_columns_in_their_order():
+    page = (DOCS / "exports.md").read_text().partition("## A table of all figures\n")[2].partition("\n## ")[0]
+    columns, grouped = list(FIELDS), []
+    for cell in re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE):
+        named = re.findall(r"`(\w+)`", cell)
+        grouped += columns[columns.index(named[0]) : columns.index(named[-1]) + 1] if "` to `" in cell else named
+    assert grouped == columns
 
 
 def test_no_figure_of_the_report_is_without_a_field():
