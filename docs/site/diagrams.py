@@ -1,6 +1,6 @@
 """Draws the pictures of docs/pictures: two nodes of 4 GPUs, what modes exchange, what is the same, and a claim.
 
-    python -m docs.site.diagrams        # writes docs/pictures/*.svg again, those of `docs.site.figures` too
+`python -m docs.site.diagrams` writes docs/pictures/*.svg again, those of `docs.site.figures` too.
 """
 
 from __future__ import annotations

@@ -234,13 +234,13 @@ def long_backlog(backlog_seconds: float, measured_seconds: float) -> str | None:
     """A sentence about a device that computed on when the clock had stopped; None where it did not.
 
     Args:
-        backlog_seconds: that reading the last losses took, once the last step was said to be done.
+        backlog_seconds: that reading losses took, once their steps were said to be done.
         measured_seconds: of all measured steps.
     """
     if backlog_seconds <= max(LARGEST_BACKLOG * measured_seconds, LEAST_BACKLOG_SECONDS):
         return None
     return (
-        f"the devices computed for another {backlog_seconds:.1f} s when the clock of the last step had stopped, "
+        f"the devices computed for another {backlog_seconds:.1f} s when the clock of a step had stopped, "
         f"{measured_seconds:.1f} s having been measured"
     )
 

@@ -99,7 +99,7 @@ class ComputedByProcess(BaseModel):
     first_evaluation_count: float = 0
     """Samples of this part."""
     backlog_seconds: float | None = None
-    """Seconds that it took to read the losses of the last step, once its clock had stopped."""
+    """Seconds that it took to read losses once the clock had stopped: before evaluations and at the end."""
     replica_digests: dict[int, dict[str, list[str]]] = {}
     """Steps made -> tensor of the parameters and the optimizer -> a digest of the copy of each replica of this process,
     in hexadecimal; empty where there is one replica in all, or each trains alone."""
@@ -131,8 +131,8 @@ class Computed(BaseModel):
     first_update_norms: dict[str, Norm] = {}
     """Parameter -> the L2 norm of what step 1 changed in it."""
     backlog_seconds: Measured | None = None
-    """Seconds that the slowest process took to read the last losses, once the clock of the last step had stopped: none
-    to speak of, unless a device was still computing."""
+    """Seconds that the slowest process took to read losses once the clock had stopped, before evaluations and at the
+    end: none to speak of, unless a device was still computing."""
     replicas_compared_after: list[Count] = []
     """Steps after which the parameters of all replicas, and what their optimizers remember, were compared; none where
     the replicas have one copy, or one replica is all there is."""

@@ -28,8 +28,9 @@ class Inspection:
         self._batch_digests: dict[int, str] = {}
         self._gradient_squares: float | None = None
         self._evaluation: tuple[float, float, float] | None = None
-        self.backlog_seconds: float | None = None
-        """Seconds that reading the last losses has taken, which waits for a device that is not done."""
+        self.backlog_seconds = 0.0
+        """Seconds that reading losses has taken before evaluations and at the end, which waits for a device that is not
+        done."""
         self._digests: dict[int, dict[str, list[str]]] = {}
         self._update_norms: dict[str, float] = {}
 

@@ -182,15 +182,23 @@ class Trainer:
             return
         self._log.add(self._window.close(drain=drain))
         if step == self._num_steps or is_edge_of_trace:
-            start = time.perf_counter()
-            self._log.write()  # before what takes long and is not a step: the launcher looks when it is written
-            self._inspection.backlog_seconds = time.perf_counter() - start
+            self._write_log()
         if self._trace.after(step):
             self._window.leave_out()
 
+    def _write_log(self) -> None:
+        """Log the steps before what takes long and is none: the launcher looks when it is written.
+
+        They are said to be done, so losses that are slow to read show a device that still computes. Within an
+        evaluation that time would go unseen.
+        """
+        start = time.perf_counter()
+        self._log.write()
+        self._inspection.backlog_seconds += time.perf_counter() - start
+
     def evaluate(self, step: int) -> None:
         """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""
-        self._log.write()
+        self._write_log()
         rows = EvaluatedRows()
         batches = evaluate(self._backend, self._split, self._validation, self._log.alive, rows.add)
         loss_sum, correct, count = batches.sum(axis=0)

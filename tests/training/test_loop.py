@@ -264,6 +264,12 @@ class ComputesOn(NumpyBackend):
 def test_a_device_that_is_not_done_shows_where_losses_are_read(tmp_path):
     _, trained, _ = train(tmp_path, steps=20, learning_rate=0.01, backend_class=ComputesOn)
     assert 0.2 <= trained.computed.backlog_seconds < 10
+    (tmp_path / "evaluated").mkdir()
+    settings = {"evaluate_every": 20}
+    _, trained, _ = train(
+        tmp_path / "evaluated", steps=24, learning_rate=0.01, backend_class=ComputesOn, settings=settings
+    )
+    assert 0.2 <= trained.computed.backlog_seconds < 10
     (tmp_path / "done").mkdir()
     _, done, _ = train(tmp_path / "done", steps=20, learning_rate=0.01)
     assert done.computed.backlog_seconds < trained.computed.backlog_seconds
