@@ -16,7 +16,6 @@ from dpcompare.config.tuning import problems_of
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.models.libraries import library_of
-from dpcompare.models.spec import Drop
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import joined, pluralize
@@ -286,10 +285,3 @@ class PreparedRun(RunConfig):
     """A run whose inputs are prepared; its files are those of any other."""
 
     inputs: Inputs = setting(changes=Changes.NOTHING)
-
-    @property
-    def drops(self) -> tuple[Drop, ...]:
-        """Where regularization drops features, in the order of the layers; none where it is off."""
-        if self.workload.regularization == "off":
-            return ()
-        return self.inputs.drops if is_custom(self.workload.model) else model_of(self.workload.model).drops

@@ -9,17 +9,8 @@ from typing import Any
 from dpcompare.backends.custom_model import described_layers
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import PreparedRun, RunConfig
-from dpcompare.models.layer_matching import (
-    NO_NAMES,
-    Layer,
-    drops_of,
-    match,
-    matched_in_words,
-    require_equal,
-    shapes_of,
-)
+from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
 from dpcompare.models.sealed import sha256_of
-from dpcompare.models.spec import Drop
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.python_environment import is_custom
@@ -67,18 +58,6 @@ def weights_of(
     }
 
 
-def own_drops_of(config: RunConfig, num_classes: int) -> tuple[Drop, ...]:
-    """`Inputs.drops` of a run, as its framework calls the layers; none of a built-in model.
-
-    Raises:
-        RequestError: the run has `regularization="shared"`, and its model drops nothing that can be shared.
-    """
-    workload = config.workload
-    if workload.regularization == "off" or not is_custom(workload.model):
-        return ()
-    return drops_of(workload.model, config.framework, _layers(config, num_classes))
-
-
 def with_seed(config: RunConfig, seed: int) -> RunConfig:
     """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
 
@@ -101,8 +80,8 @@ def with_matched_layers(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
     for run in runs:
         if is_custom(run.workload.model):
             by_model.setdefault(_model_of(run), []).append(run)
-    matched = {model: _matched(compared) for model, compared in by_model.items()}
-    return [_alike(run, *matched[_model_of(run)]) if _model_of(run) in matched else run for run in runs]
+    layers = {model: _matched(compared) for model, compared in by_model.items()}
+    return [_with_layers(run, found) if (found := layers.get(_model_of(run))) else run for run in runs]
 
 
 def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
@@ -111,28 +90,19 @@ def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
         yield from matched_in_words(model, layers)
 
 
-def _alike(run: PreparedRun, layers: Mapping[str, Mapping[str, str]], drops: tuple[Drop, ...]) -> PreparedRun:
-    """The same run, whose layers have the names that all frameworks share."""
-    if run.workload.regularization == "shared":
-        run = run.changed(inputs=run.inputs.changed(drops=drops))
-    return _with_layers(run, layers) if layers else run
-
-
-def _matched(runs: Sequence[PreparedRun]) -> tuple[dict[str, dict[str, str]], tuple[Drop, ...]]:
-    """`Inputs.layers` and `Inputs.drops` of runs of one model."""
+def _matched(runs: Sequence[PreparedRun]) -> dict[str, dict[str, str]]:
+    """`Inputs.layers` of runs of one model."""
     of_framework = {run.framework: run for run in runs}
-    shared = [run.workload.regularization == "shared" for run in runs]
-    model = runs[0].workload.model
     reference, *others = (framework for framework in FRAMEWORKS if framework in of_framework)
     found = {framework: _layers(run, run.inputs.num_classes) for framework, run in of_framework.items()}
     names = {}
     for other in others:
-        both = (reference, other)
+        model, both = of_framework[other].workload.model, (reference, other)
         matching = match(model, found[reference], found[other], both)
-        require_equal(model, matching, found[reference], found[other], both, shared_drops=all(shared))
+        require_equal(model, matching, found[reference], found[other], both)
         if matching.names:
             names[other] = matching.names
-    return names, drops_of(model, reference, found[reference]) if any(shared) else ()
+    return names
 
 
 def _with_layers(run: PreparedRun, layers: Mapping[str, Mapping[str, str]]) -> PreparedRun:

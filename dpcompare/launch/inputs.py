@@ -20,9 +20,8 @@ from dpcompare.data.sources import Progress
 from dpcompare.data.sources import Source as ImageSource
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
-from dpcompare.launch.initial_weights import NO_LAYERS, own_drops_of, weights_of, with_matched_layers
+from dpcompare.launch.initial_weights import NO_LAYERS, weights_of, with_matched_layers
 from dpcompare.models.sealed import is_whole
-from dpcompare.models.spec import Drop
 from dpcompare.models.weights import load_source
 from dpcompare.system.cache import cache_dir, wait_for_lock
 from dpcompare.system.files import expanded
@@ -40,8 +39,8 @@ def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = N
 
 def prepare_again(config: RunConfig, *, largest_batch: int | None = None) -> PreparedRun:
     """Like `prepare_inputs`, for a run that had its inputs: with the names that a custom model's layers had there."""
-    layers, drops = ({}, None) if config.inputs is None else (config.inputs.layers, config.inputs.drops)
-    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, layers=layers, drops=drops)
+    layers = {} if config.inputs is None else config.inputs.layers
+    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, layers=layers)
 
 
 def prepare_inputs(
@@ -51,7 +50,6 @@ def prepare_inputs(
     largest_batch: int | None = None,
     custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
     layers: Mapping[str, Mapping[str, str]] = NO_LAYERS,
-    drops: tuple[Drop, ...] | None = None,
 ) -> PreparedRun:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
@@ -63,7 +61,6 @@ def prepare_inputs(
         largest_batch: images of the largest global batch of the runs that it is compared with; default: of its own.
         custom_shapes: of the tensors of a custom model for which weights are to be drawn; default: of all that it has.
         layers: of a custom model, as `Inputs.layers`.
-        drops: of a custom model, as `Inputs.drops`; default: those of the run's framework alone.
 
     Raises:
         RequestError: the dataset cannot be used as asked.
@@ -78,17 +75,11 @@ def prepare_inputs(
     store = _store(workload, largest_batch or workload.global_batch_size, progress)
     config = _with_fitting_warmup(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
-    if custom_shapes is not None and workload.regularization == "shared":
-        raise RequestError(
-            "regularization: received shared with a model that is an object or keeps its own weights; expected off, or "
-            "a model named package.module:NAME"
-        )
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
         **weights_of(config, num_classes, layers, source=source, custom_shapes=custom_shapes),
         layers={framework: dict(names) for framework, names in layers.items()},
-        drops=own_drops_of(config, num_classes) if drops is None else drops,
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,

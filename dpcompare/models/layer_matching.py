@@ -8,12 +8,9 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from dpcompare.errors import RequestError
-from dpcompare.models.spec import IMAGE_CHANNELS, Drop, Shape
+from dpcompare.models.spec import Shape
 from dpcompare.system.terminal_text import pluralize
-from dpcompare.system.type_names import Array
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 """The names of layers that all frameworks call alike."""
@@ -33,7 +30,7 @@ class Layer:
     tensors: Mapping[str, Shape] = field(default_factory=dict)
     """`weight`, `bias`, ... -> its shape in the framework-neutral layout; empty for a layer without any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What of `_SETTINGS`, `sides` and `drop_settings` is known of it; `random`: see `randomness`."""
+    """What of `_SETTINGS`, `sides` and `rate` (of dropout) is known of it."""
 
     @property
     def shown_tensors(self) -> str:
@@ -83,34 +80,6 @@ def window_settings(
         "padding": padding,
         "sides": tuple(sides),
     }
-
-
-def drop_settings(rate: float, draws: int, *, calls: int = 1) -> dict[str, Any]:
-    """The settings of a layer that drops features.
-
-    Args:
-        rate: the part that it drops.
-        draws: for each image, see `dpcompare.models.spec.shape_of_draws`; 0: it does something else than that drops.
-        calls: in one pass.
-    """
-    return {"rate": rate, "draws": draws, "calls": calls}
-
-
-def images_to_try(image_size: int) -> Array:
-    """Two images of noise, (2, rows, columns, channels)."""
-    shape = (2, image_size, image_size, IMAGE_CHANNELS)
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
-
-def randomness(logits: Iterator[Array]) -> Iterator[Layer]:
-    """A layer for what a model draws at random outside its layers of dropout, if it does.
-
-    Args:
-        logits: of the same images, in training, with nothing dropped by those layers.
-    """
-    first, second = next(logits), next(logits)
-    if not np.allclose(first, second, rtol=1e-3, atol=1e-5 * float(np.abs(first).max()), equal_nan=True):
-        yield Layer(name="it", settings={"random": True})
 
 
 def order_flattened(channels: int, pixels: int, order: str) -> str | None:
@@ -221,8 +190,6 @@ def require_equal(
     of_reference: Sequence[Layer],
     of_other: Sequence[Layer],
     frameworks: tuple[str, str],
-    *,
-    shared_drops: bool,
 ) -> None:
     """Refuse a model whose layers, as far as both frameworks describe them, compute something else.
 
@@ -232,85 +199,24 @@ def require_equal(
         of_reference: all layers in the first framework.
         of_other: those in the second one.
         frameworks: both.
-        shared_drops: whether dropout is drawn on the host, for both.
 
     Raises:
         RequestError: they differ, with what to write instead, a line for each.
     """
     pairs = [*matching.pairs, *_without_tensors(of_reference, of_other)]
-    lines = [line for pair in pairs for line in _differences(*pair, frameworks, _SETTINGS)]
-    if shared_drops:
-        lines += _unlike_drops(of_reference, of_other, frameworks)
-    for layers, framework in zip((of_reference, of_other), frameworks, strict=True):
-        for layer in layers:
-            if layer.settings.get("random"):
-                lines.append(f"it draws random numbers in training in {framework}, {OUTSIDE_OF_LAYERS}")
-            if layer.settings.get("rate") and not shared_drops:
-                lines.append(
-                    f"{layer.name} in {framework} drops random features (rate {layer.settings['rate']:g}), different "
-                    "ones in each framework; pass --regularization shared, which draws them once for all frameworks"
-                )
+    lines = [line for pair in pairs for line in _differences(*pair, frameworks)]
+    lines += [
+        f"{layer.name} in {framework} drops random features (rate {layer.settings['rate']:g}), different ones in "
+        "each framework; leave it out, or set its rate to 0"
+        for layers, framework in zip((of_reference, of_other), frameworks, strict=True)
+        for layer in layers
+        if layer.settings.get("rate")
+    ]
     if lines:
         raise RequestError(
             f"model: {model!r} computes something else in {' and in '.join(frameworks)}, by "
             f"{pluralize(len(lines), 'difference')}:\n" + "\n".join(f"  {line}" for line in lines)
         )
-
-
-def _unlike_drops(of_reference: Layers, of_other: Layers, frameworks: tuple[str, str]) -> Iterator[str]:
-    """What two models drop otherwise, whose layers that drop features correspond by their order."""
-    first, second = ([layer for layer in layers if layer.settings.get("rate")] for layers in (of_reference, of_other))
-    for pair in zip(first, second, strict=False):
-        yield from _differences(*pair, frameworks, _DROP_SETTINGS)
-    if len(first) != len(second):
-        yield (
-            f"layers that drop features: {_listed(first) or 'none'} in {frameworks[0]}, {_listed(second) or 'none'} in "
-            f"{frameworks[1]}; expected the same ones in both"
-        )
-
-
-SHARED_LAYERS = "nn.Dropout or nn.Dropout2d in torch, keras.layers.Dropout or SpatialDropout2D in TensorFlow"
-OUTSIDE_OF_LAYERS = f"outside its layers of dropout; expected {SHARED_LAYERS}"
-"""What is said of a model of which `randomness` has found some."""
-
-
-def drops_of(model: str, framework: str, layers: Layers) -> tuple[Drop, ...]:
-    """Where `regularization="shared"` drops features of a custom model, in the order of its layers.
-
-    Args:
-        model: its name, for the error.
-        framework: of the layers.
-        layers: all of them.
-
-    Raises:
-        RequestError: it drops none, or some in a way that cannot be shared.
-    """
-    dropping = [layer for layer in layers if layer.settings.get("rate")]
-    problems = [] if dropping else ["it has no layer that drops features (JAX: `apply` calls its argument `drop`)"]
-    if any(layer.settings.get("random") for layer in layers):
-        problems.append(f"it draws random numbers in training, {OUTSIDE_OF_LAYERS}")
-    for layer in dropping:
-        rate, draws, calls = (layer.settings[name] for name in ("rate", "draws", "calls"))
-        if not rate < 1:
-            problems.append(f"{layer.name} drops all features (rate {rate:g}); expected a rate below 1")
-        if calls > 1:
-            problems.append(f"{layer.name} is called {calls} times; expected a layer for each call")
-        if not draws:
-            problems.append(
-                f"{layer.name} drops features neither one by one nor by whole channels nor all together; expected "
-                f"{SHARED_LAYERS}"
-            )
-    if problems:
-        raise RequestError(f"regularization: received shared with {model!r}, but in {framework} {'; '.join(problems)}")
-    return tuple(
-        Drop(
-            name=layer.name,
-            kind="stochastic depth" if layer.settings["draws"] == 1 else "dropout",
-            rate=layer.settings["rate"],
-            features=layer.settings["draws"],
-        )
-        for layer in dropping
-    )
 
 
 def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[Layer, Layer]]:
@@ -327,12 +233,10 @@ def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[L
             yield from zip(first, second, strict=True)
 
 
-def _differences(
-    first: Layer, second: Layer, frameworks: tuple[str, str], settings: Mapping[str, _Setting]
-) -> Iterator[str]:
+def _differences(first: Layer, second: Layer, frameworks: tuple[str, str]) -> Iterator[str]:
     """What two corresponding layers do otherwise, and what to write instead."""
     names = first.name if first.name == second.name else f"{first.name} / {second.name}"
-    for setting, row in settings.items():
+    for setting, row in _SETTINGS.items():
         one, two = first.settings.get(setting), second.settings.get(setting)
         if one is None or two is None or (_padded_alike(first, second) if setting == "padding" else one == two):
             continue
@@ -400,17 +304,3 @@ _SETTINGS = {
         fix=lambda one, two: "in Keras write Permute((3, 1, 2)) before it, or average over the pixels in both",
     ),
 }
-
-_DROP_SETTINGS = {
-    "rate": _Setting(
-        begins="rate of dropout",
-        shown=lambda value: f"{value:g}",
-        fix=lambda one, two: "give both the same",
-    ),
-    "draws": _Setting(
-        begins="draws for an image",
-        shown=str,
-        fix=lambda one, two: "nn.Dropout is Dropout in Keras, nn.Dropout2d is SpatialDropout2D",
-    ),
-}
-"""Of layers that drop features, where the draws are shared."""

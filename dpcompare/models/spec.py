@@ -6,7 +6,6 @@ dense layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,8 +14,6 @@ from typing import Literal
 Shape = tuple[int, ...]
 
 IMAGE_CHANNELS = 3
-IMAGE_DIMENSIONS = 4
-"""Axes of a batch of images or feature maps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +26,7 @@ class Drop:
     rate: float
     """Probability that a feature, or with stochastic depth the whole branch, is dropped."""
     features: int = 1
-    """Independent draws per sample: 1 drops all features of the sample together. See `shape_of_draws`."""
+    """Independent draws per sample: 1 drops all features of the sample together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +79,6 @@ def biased(prefix: str, weight_shape: Shape) -> Iterator[tuple[str, Shape]]:
 def halved(side: int, stride: int) -> int:
     """The side of features behind a padded convolution."""
     return -(-side // stride)
-
-
-def shape_of_draws(draws: int, features: Shape) -> Shape:
-    """How the draws of a sample are laid out, so that they can be multiplied by its features.
-
-    Args:
-        draws: one for all features, one for each channel, or one for each feature.
-        features: shape of a sample's features, channels first.
-    """
-    return features if draws == math.prod(features) else (draws, *[1] * (len(features) - 1))
 
 
 def columns(drops: Sequence[Drop]) -> dict[str, slice]:

@@ -58,8 +58,7 @@ class TensorFlowBackend(Inspectable):
 
     def build_model(self) -> keras.Model:
         """The model to train; override it together with `initial_state` to train another."""
-        names = self.inputs.layers.get("tensorflow", {})
-        return build_model(self.workload, self.inputs.num_classes, names, self.config.drops)
+        return build_model(self.workload, self.inputs.num_classes, self.inputs.layers.get("tensorflow", {}))
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""

@@ -27,34 +27,27 @@ from dpcompare.models.layer_matching import (
     CHANNELS_LAST,
     NO_NAMES,
     Layer,
-    drop_settings,
-    images_to_try,
     order_flattened,
-    randomness,
     same_padding,
     window_settings,
 )
-from dpcompare.models.spec import IMAGE_CHANNELS, IMAGE_DIMENSIONS, Drop, columns, shape_of_draws
+from dpcompare.models.spec import IMAGE_CHANNELS, ModelSpec, columns
 from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import Array, FrameworkArray, PassedOn
 
 
-def build_model(
-    workload: Workload, num_classes: int, names: Mapping[str, str] = NO_NAMES, drops: Sequence[Drop] = ()
-) -> keras.Model:
+def build_model(workload: Workload, num_classes: int, names: Mapping[str, str] = NO_NAMES) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits.
 
     Args:
         workload: which it is, and how it is trained.
         num_classes: of the dataset.
         names: layers of a custom model with tensors, in their order -> the names that their tensors get.
-        drops: `PreparedRun.drops` of a custom model.
     """
     name = workload.model
     if is_custom(name):
-        own = _custom(name, workload.image_size, num_classes, names, synchronized=workload.batchnorm == "sync")
-        return _with_shared_drops(own, drops) if drops else own
+        return _custom(name, workload.image_size, num_classes, names, synchronized=workload.batchnorm == "sync")
     model = family_of(name, "tensorflow").build(name, workload.image_size, num_classes)
     return _aligned(model, workload)
 
@@ -119,7 +112,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
                 "models and hold each kind of tensor once"
             )
         of_layer[kind] = shape
-    layers = [
+    return [
         Layer(
             name=layer_name(model, layer),
             tensors=tensors.get(layer_name(model, layer), {}),
@@ -128,16 +121,6 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         for layer in model.layers
         if layer.weights or _settings_of(layer)
     ]
-    return [*layers, *randomness(_logits_without_dropout(model, image_size))]
-
-
-def _logits_without_dropout(model: keras.Model, image_size: int) -> Iterator[Array]:
-    """Logits of the same images in training, its layers of dropout aside, which are set to drop nothing."""
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
-    while True:
-        yield model(images_to_try(image_size), training=True).numpy()
 
 
 def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -145,7 +128,7 @@ def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"epsilon": layer.epsilon, "momentum": layer.momentum}
     if isinstance(layer, keras.layers.Dropout):
-        return drop_settings(layer.rate, _draws(layer), calls=len(layer._inbound_nodes))
+        return {"rate": layer.rate}
     if isinstance(layer, keras.layers.Flatten):
         # Behind a layer that changes the order of the axes, that is taken to be the order of torch.
         permuted = isinstance(layer.input._keras_history.operation, keras.layers.Permute)
@@ -169,21 +152,6 @@ def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
     )
 
 
-def _draws(layer: keras.layers.Dropout) -> int:
-    """How many draws of a dropout layer a sample needs; 0 where `shape_of_draws` cannot lay them out."""
-    *sides, channels = layer.input.shape[1:]
-    if isinstance(layer, keras.layers.SpatialDropout2D):
-        return channels
-    if layer.noise_shape is None:
-        return math.prod(sides) * channels
-    drawn = tuple(given or side for given, side in zip(layer.noise_shape[1:], (*sides, channels), strict=True))
-    for draws in (1, channels, math.prod(sides) * channels):
-        first, *others = shape_of_draws(draws, (channels, *sides))
-        if drawn == (*others, first):
-            return draws
-    return 0
-
-
 def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of a model, in the framework-neutral layouts."""
     for mapped in mapped_variables(model):
@@ -199,8 +167,9 @@ def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
             layer.synchronized = workload.batchnorm == "sync"
         if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw itself
             layer.rate = 0.0
+    model = _with_shared_drops(model, spec) if workload.regularization == "shared" else model
     model.neutral_layer_name = spec.keras_layer_name
-    return _with_shared_drops(model, spec.drops) if workload.regularization == "shared" else model
+    return model
 
 
 class SharedDrop(keras.layers.Layer):
@@ -214,43 +183,26 @@ class SharedDrop(keras.layers.Layer):
         if not training:
             return features
         masks = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
-        is_image = len(features.shape) == IMAGE_DIMENSIONS
-        sides = features.shape[1:]
-        channels_first = (sides[-1], *sides[:-1]) if is_image else sides
-        factors = keras.ops.reshape(masks, (-1, *shape_of_draws(masks.shape[1], channels_first)))
-        return features * (keras.ops.transpose(factors, (0, 2, 3, 1)) if is_image else factors)
+        return features * keras.ops.reshape(masks, (-1, *masks.shape[1:], *[1] * (len(features.shape) - 2)))
 
 
-def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model:
-    """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw.
-
-    Args:
-        model: whose dropout layers have the names of drops; or, in a custom model, correspond to them by their order.
-        drops: of a run.
-    """
-    named = columns(drops)
-    dropping = [layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
-    neutral = {layer.name: layer_name(model, layer) for layer in dropping}
-    if named.keys() == set(neutral.values()):
-        of_layer = {in_keras: named[name] for in_keras, name in neutral.items()}
-    else:
-        of_layer = dict(zip((layer.name for layer in dropping if layer.rate), named.values(), strict=True))
+def _with_shared_drops(model: keras.Model, spec: ModelSpec) -> keras.Model:
+    """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw."""
+    mask_columns = columns(spec.drops)
     images = keras.Input(model.inputs[0].shape[1:])
-    drop_masks = keras.Input((sum(drop.features for drop in drops),), name="drop_masks")
+    drop_masks = keras.Input((sum(drop.features for drop in spec.drops),), name="drop_masks")
 
     def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
-        if layer.name not in of_layer:
+        if not isinstance(layer, keras.layers.Dropout):
             return layer(*arguments, **options)
-        return SharedDrop(of_layer[layer.name], name=layer.name)(arguments[0], drop_masks)
+        return SharedDrop(mask_columns[spec.keras_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
 
     # clone_model walks through a model of the same inputs as the new one, so the drop masks pass through here as well.
     passing = keras.Model([*model.inputs, drop_masks], [*model.outputs, drop_masks])
     rebuilt = keras.models.clone_model(
         passing, input_tensors=[images, drop_masks], clone_function=lambda layer: layer, call_function=call
     )
-    regularized = keras.Model([images, drop_masks], rebuilt.outputs[0])
-    regularized.neutral_layer_name = model.neutral_layer_name
-    return regularized
+    return keras.Model([images, drop_masks], rebuilt.outputs[0])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,36 +12,20 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
-from dpcompare.models.layer_matching import (
-    CHANNELS_FIRST,
-    drop_settings,
-    images_to_try,
-    order_flattened,
-    randomness,
-    same_padding,
-    window_settings,
-)
+from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
 from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
-from dpcompare.models.spec import IMAGE_CHANNELS, Drop, columns, shape_of_draws
+from dpcompare.models.spec import IMAGE_CHANNELS, columns
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.type_names import Array
 
 BatchNorm: TypeAlias = nn.BatchNorm2d | nn.SyncBatchNorm
 """torch's own kinds."""
 
 
-def build_model(workload: Workload, num_classes: int, drops: Sequence[Drop] = ()) -> nn.Module:
-    """The model of a workload, with weights that are still to be replaced by the initial ones.
-
-    Args:
-        workload: which it is, and how it is trained.
-        num_classes: of the dataset.
-        drops: `PreparedRun.drops` of a custom model.
-    """
+def build_model(workload: Workload, num_classes: int) -> nn.Module:
+    """The model of a workload, with weights that are still to be replaced by the initial ones."""
     if is_custom(workload.model):
-        own: nn.Module = custom_model(workload.model).build("torch", workload.image_size, num_classes)
-        return _with_shared_drops(own, drops, {})
+        return custom_model(workload.model).build("torch", workload.image_size, num_classes)
     model = _family(workload.model).build(workload.model, workload.image_size, num_classes)
     model.built_as = workload.model
     return _aligned(model, workload)
@@ -69,14 +52,10 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
     if not isinstance(model, nn.Module):
         raise refuse_made(name, "torch", model, "a torch.nn.Module")
     settings: dict[str, dict[str, Any]] = {}  # of the layers that were called, in the order of their first calls
-    hooks = [
+    for layer_name, layer in model.named_modules():
         layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
-        for layer_name, layer in model.named_modules()
-    ]
     with torch.no_grad():
         logits = model.eval()(torch.zeros(2, IMAGE_CHANNELS, image_size, image_size))
-    for hook in hooks:
-        hook.remove()
     if tuple(logits.shape) != (2, num_classes):
         raise RequestError(
             f"model: {name!r} gives {tuple(logits.shape)} for 2 images in torch; expected logits (2, {num_classes})"
@@ -92,7 +71,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         layer_name, _, kind = key.rpartition(".")
         if kind != "num_batches_tracked":
             tensors.setdefault(layer_name, {})[kind] = tuple(tensor.shape)
-    layers = [
+    return [
         CustomLayer(
             name=layer_name,
             tensors=tensors.get(layer_name, {}),
@@ -101,28 +80,14 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         for layer_name in dict.fromkeys((*settings, *tensors))
         if settings.get(layer_name) or layer_name in tensors
     ]
-    return [*layers, *randomness(_logits_without_dropout(model, image_size))]
-
-
-def _logits_without_dropout(model: nn.Module, image_size: int) -> Iterator[Array]:
-    """Logits of the same images in training, its modules of dropout aside, which are set to drop nothing."""
-    for module in model.train().modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    images = torch.from_numpy(images_to_try(image_size)).permute(0, 3, 1, 2)
-    while True:
-        with torch.no_grad():
-            yield model(images).numpy()
 
 
 def _keep_settings(
     settings: dict[str, dict[str, Any]], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> None:
-    """A hook that keeps what a layer was made with, when it is called first, and how often one of dropout is called."""
+    """A hook that keeps what a layer was made with, when it is called first."""
     if name not in settings:
         settings[name] = _settings_of(layer, inputs[0], output) if inputs else {}
-    elif "rate" in settings[name]:
-        settings[name]["calls"] += 1
 
 
 def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]:
@@ -133,8 +98,7 @@ def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]
         channels = features.shape[1]
         return {"flattened": order_flattened(channels, features[0].numel() // channels, CHANNELS_FIRST)}
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        draws = {nn.Dropout: features[0].numel(), nn.Dropout2d: features.shape[1]}
-        return drop_settings(layer.p, draws.get(type(layer), 0))
+        return {"rate": layer.p}
     if not isinstance(layer, nn.Conv2d | nn.MaxPool2d) or features.dim() != 4:
         return {}
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
@@ -166,20 +130,10 @@ def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
     for norm in batch_norms(model).values():
         assert spec.batchnorm_epsilon is not None
         norm.eps, norm.momentum = spec.batchnorm_epsilon, 1 - workload.batchnorm_momentum
-    return _with_shared_drops(model, spec.drops if workload.regularization == "shared" else (), places)
-
-
-def _with_shared_drops(model: nn.Module, drops: Sequence[Drop], places: Mapping[str, str]) -> nn.Module:
-    """The same model, which draws nothing at random where these drops are.
-
-    Args:
-        model: to change.
-        drops: of a run.
-        places: name of a drop -> the module that it takes the place of, where that has another name.
-    """
-    for name, mask_columns in columns(drops).items():
-        parent, _, child = places.get(name, name).rpartition(".")
-        setattr(model.get_submodule(parent), child, SharedDrop(mask_columns))
+    if workload.regularization == "shared":
+        for name, mask_columns in columns(spec.drops).items():
+            parent, _, child = places.get(name, name).rpartition(".")
+            setattr(model.get_submodule(parent), child, SharedDrop(mask_columns))
     return model
 
 
@@ -197,7 +151,7 @@ class SharedDrop(nn.Module):
         if not self.training or self.drop_masks is None:
             return features
         masks = self.drop_masks[:, self._columns].to(features)
-        return features * masks.reshape(-1, *shape_of_draws(masks.shape[1], features.shape[1:]))
+        return features * masks.reshape(*masks.shape, *[1] * (features.dim() - 2))
 
 
 def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
