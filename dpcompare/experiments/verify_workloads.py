@@ -38,7 +38,7 @@ def verified_workload(
     is_big, num_steps = model_of(model).is_big, how.num_steps
     if is_big and quick:
         num_steps = min(num_steps, 6)
-    elif not is_big and precision == "float64":
+    elif not (is_big or is_custom(model)) and precision == "float64":
         num_steps = max(num_steps, STEPS_IN_FLOAT64)
     fields: dict[str, Any] = {
         "model": model,

@@ -192,9 +192,9 @@ class Trainer:
         They are said to be done, so losses that are slow to read show a device that still computes. Within an
         evaluation that time would go unseen.
         """
-        start = time.perf_counter()
+        before = self._log.reading_seconds
         self._log.write()
-        self._inspection.backlog_seconds += time.perf_counter() - start
+        self._inspection.backlog_seconds += self._log.reading_seconds - before
 
     def evaluate(self, step: int) -> None:
         """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""

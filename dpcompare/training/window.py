@@ -30,6 +30,8 @@ class StepLog:
         self._events = events
         self._steps: list[MeasuredStep] = []
         self._written_at = float("-inf")  # the first step is written at once
+        self.reading_seconds = 0.0
+        """What reading losses has taken, which waits for the device."""
 
     def add(self, measured: Sequence[MeasuredStep]) -> None:
         """Log the steps of a window, which the device has finished."""
@@ -45,7 +47,9 @@ class StepLog:
         """
         if not self._steps:
             return
+        start = time.perf_counter()
         losses = self._backend.read([step.loss for step in self._steps]).tolist()
+        self.reading_seconds += time.perf_counter() - start
         last_step = self._steps[-1].step
         apart = [step.apart_seconds for step in self._steps]
         joules = [step.joules for step in self._steps if step.joules is not None]
