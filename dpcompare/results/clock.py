@@ -240,8 +240,8 @@ def long_backlog(backlog_seconds: float, measured_seconds: float) -> str | None:
     if backlog_seconds <= max(LARGEST_BACKLOG * measured_seconds, LEAST_BACKLOG_SECONDS):
         return None
     return (
-        f"the devices computed for another {backlog_seconds:.1f} s when the clock of a step had stopped, "
-        f"{measured_seconds:.1f} s having been measured"
+        f"the devices computed for another {backlog_seconds:.1f} s after the clock had stopped, "
+        f"with {measured_seconds:.1f} s measured"
     )
 
 

@@ -107,7 +107,7 @@ RIGHT = ClockCheck(process_rank=0, own_seconds=5.0, least_seconds=4.9, most_seco
         ({"between_steps_fraction": 0.02, "apart_fraction": 0.06}, "8% of the time passes between steps"),
         (
             {"backlog_seconds": 1.5},
-            "the devices computed for another 1.5 s when the clock of a step had stopped",
+            "the devices computed for another 1.5 s after the clock had stopped",
         ),
     ],
 )
