@@ -208,19 +208,19 @@ FAULTS: dict[str, Fault] = {
     ),
     "a thread that computes": Fault(
         module=TORCH,
-        inject=first_step("threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"),
+        inject=first_step("threading.Thread(target=lambda: any(False for _ in iter(int, 1)), daemon=True).start()"),
         leads=("cpu", "work"),
     ),
     "anomaly detection left on": Fault(
-        module=TORCH, inject=first_step("torch.autograd.set_detect_anomaly(True)"), leads=("cpu", "work", "anomaly")
+        module=TORCH, inject=first_step("torch.autograd.set_detect_anomaly(True)"), leads=("anomaly",)
     ),
     "a profiler left on": Fault(
         module=TORCH,
         inject=first_step("self.profiler = torch.profiler.profile(); self.profiler.start()"),
-        leads=("cpu", "work", "profile"),
+        leads=("profile",),
     ),
     "garbage collected in each step": Fault(
-        module=TORCH, inject=first_step("pass", "gc.collect()"), leads=("cpu", "work")
+        module=TORCH, inject=first_step("pass", "gc.collect()"), leads=("garbage",)
     ),
     "memory given back in each step": Fault(
         module=TORCH,
@@ -243,7 +243,7 @@ FAULTS: dict[str, Fault] = {
         module=TORCH, inject=first_step("torch.set_flush_denormal(True)"), leads=("denormal",)
     ),
     "oneDNN switched off": Fault(
-        module=TORCH, inject=first_step("torch.backends.mkldnn.enabled = False"), leads=("mkldnn", "onednn", "cpu")
+        module=TORCH, inject=first_step("torch.backends.mkldnn.enabled = False"), leads=("onednn",)
     ),
     "oldest kernels of torch": with_variable("ATEN_CPU_CAPABILITY", "default"),
     "oldest kernels of oneDNN": with_variable("ONEDNN_MAX_CPU_ISA", "SSE41"),

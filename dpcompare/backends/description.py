@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,12 +128,19 @@ class Description:
     """Threads that compute, as the framework says when training is done; None where it does not."""
     threads_asked: int | None = None
     """Those that the backend asked it for."""
+    switches: Sequence[str] = ()
+    """What changes speed and the framework has otherwise than by default, in words: anomaly detection, a profiler."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 
     def with_settings(self, **settings: Any) -> Description:
         """The same with these settings added, or in the place of those of the same names."""
         return replace(self, settings=self.settings | settings)
+
+
+def switched(is_so: Mapping[str, bool]) -> tuple[str, ...]:
+    """The descriptions of what is so."""
+    return tuple(words for words, applies in is_so.items() if applies)
 
 
 def description_of(config: RunConfig) -> Description:

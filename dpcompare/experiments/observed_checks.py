@@ -1,4 +1,4 @@
-"""The fairness checks of what processes were seen to have: modules, threads, cores, niceness and variables."""
+"""The fairness checks of what processes were seen to have: modules, threads, cores, switches, variables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.result import RunResult
 
 AS_AT_THE_START = "as at the start"
+AS_BY_DEFAULT = "as by default"
 
 
 def observed_count(name: str) -> Read:
@@ -50,6 +51,14 @@ def niceness(result: RunResult) -> Any:
     """That of its processes, each once."""
     found = sorted({process.niceness for process in result.observed})
     return NOT_KNOWN if not found else found[0] if len(found) == 1 else found
+
+
+def switches(result: RunResult) -> str:
+    """What any of its processes had otherwise than by default."""
+    known = [process.switches for process in result.observed if process.switches is not None]
+    if not known:
+        return NOT_KNOWN
+    return ", ".join(sorted({switch for each in known for switch in each})) or AS_BY_DEFAULT
 
 
 def same_where_known(results: Sequence[RunResult], figures: Sequence[Any], values: Values) -> Outcome:
@@ -157,6 +166,13 @@ OBSERVED = {
         Changes.SPEED,
         "find what ends or adds threads that read batches ahead, and leave it out",
         compare=as_asked,
+    ),
+    "switches": FairnessCheck(
+        switches,
+        Changes.SPEED,
+        "find what switches them, and leave it out or have it in all of them",
+        compare=same_where_known,
+        over_rounds=True,
     ),
     "other environment variables": FairnessCheck(
         other_variables,

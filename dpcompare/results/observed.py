@@ -56,3 +56,5 @@ class Observed(BaseModel):
     input_threads: Count | None = None
     """Threads that read batches ahead at the end of the warm-up; None where too few steps were left to say."""
     input_threads_asked: Number | None = None
+    switches: list[str] | None = None
+    """What changes speed and is otherwise than by default, in words; None of older releases."""

@@ -29,8 +29,7 @@ class Inspection:
         self._gradient_squares: float | None = None
         self._evaluation: tuple[float, float, float] | None = None
         self.backlog_seconds = 0.0
-        """Seconds that reading losses has taken before evaluations and at the end, which waits for a device that is not
-        done."""
+        """Seconds that reading losses has taken where the loop waits for the device: it is done, or reading waits."""
         self._digests: dict[int, dict[str, list[str]]] = {}
         self._update_norms: dict[str, float] = {}
 

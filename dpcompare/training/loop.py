@@ -180,25 +180,18 @@ class Trainer:
         is_edge_of_trace = self._trace.begins_or_ends_after(step)
         if not (drain or step % self._config.window == 0 or is_edge_of_trace):
             return
+        before = self._log.reading_seconds
         self._log.add(self._window.close(drain=drain))
-        if step == self._num_steps or is_edge_of_trace:
-            self._write_log()
+        if drain or is_edge_of_trace:  # before what takes long and is no step: the launcher looks when it is written
+            self._log.write()
+            # Its steps are said to be done: losses that are slow to read show a device that still computes, which
+            # would go unseen within an evaluation.
+            self._inspection.backlog_seconds += self._log.reading_seconds - before
         if self._trace.after(step):
             self._window.leave_out()
 
-    def _write_log(self) -> None:
-        """Log the steps before what takes long and is none: the launcher looks when it is written.
-
-        They are said to be done, so losses that are slow to read show a device that still computes. Within an
-        evaluation that time would go unseen.
-        """
-        before = self._log.reading_seconds
-        self._log.write()
-        self._inspection.backlog_seconds += self._log.reading_seconds - before
-
     def evaluate(self, step: int) -> None:
         """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""
-        self._write_log()
         rows = EvaluatedRows()
         batches = evaluate(self._backend, self._split, self._validation, self._log.alive, rows.add)
         loss_sum, correct, count = batches.sum(axis=0)
@@ -222,7 +215,6 @@ class Trainer:
 
     def keep_late_step(self, step: int) -> None:
         """Keep the state before or after the last steps, which are to be repeated."""
-        self._log.write()
         with self._memory.left_out():  # or the first round of a study would seem to need more than the others
             self._late_step.keep(step)
         self._window.leave_out()
@@ -233,7 +225,6 @@ class Trainer:
         Raises:
             NonFiniteError: a weight is not finite, and the run is to stop then; nothing was written.
         """
-        self._log.write()
         start = time.perf_counter()
         backend = self._backend
         checkpoint = Checkpoint(training=training_id(self._config), **vars(backend.state()))

@@ -31,7 +31,7 @@ class StepLog:
         self._steps: list[MeasuredStep] = []
         self._written_at = float("-inf")  # the first step is written at once
         self.reading_seconds = 0.0
-        """What reading losses has taken, which waits for the device."""
+        """What reading losses has taken but for the first time, which waits for the device."""
 
     def add(self, measured: Sequence[MeasuredStep]) -> None:
         """Log the steps of a window, which the device has finished."""
@@ -49,7 +49,8 @@ class StepLog:
             return
         start = time.perf_counter()
         losses = self._backend.read([step.loss for step in self._steps]).tolist()
-        self.reading_seconds += time.perf_counter() - start
+        if math.isfinite(self._written_at):  # the first time a GPU loads what reading takes
+            self.reading_seconds += time.perf_counter() - start
         last_step = self._steps[-1].step
         apart = [step.apart_seconds for step in self._steps]
         joules = [step.joules for step in self._steps if step.joules is not None]

@@ -1,4 +1,4 @@
-"""A loss and an optimizer of one's own, by the methods that the backends of all frameworks have."""
+"""A loss and an optimizer of one's own, by the methods that the backends of all frameworks have, and their switches."""
 
 import json
 import os
@@ -27,6 +27,10 @@ class Own(load_backend("torch", mode)):
         return (logits - torch.nn.functional.one_hot(labels, logits.shape[1])).square().sum(1)
     def build_optimizer(self):
         return Halved(self.model.parameters())
+    def setup(self):
+        super().setup()
+        torch.autograd.set_detect_anomaly(True)
+        torch.backends.mkldnn.enabled = False
 """,
     "tensorflow": """
 import tensorflow as tf
@@ -41,6 +45,9 @@ class Own(load_backend("tensorflow", mode)):
         return tf.reduce_sum((logits - tf.one_hot(labels, logits.shape[1], dtype=logits.dtype)) ** 2, 1)
     def build_optimizer(self, variables):
         return Halved(variables)
+    def setup(self):
+        super().setup()
+        tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
 """,
     "jax": """
 import jax
@@ -55,6 +62,9 @@ class Own(load_backend("jax", mode)):
         return ((logits - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)) ** 2).sum(1)
     def build_optimizer(self):
         return Halved()
+    def setup(self):
+        super().setup()
+        jax.config.update("jax_debug_nans", True)
 """,
 }
 LOOP = """
@@ -80,9 +90,17 @@ reader = BatchReader(train, None, data_parallel_rank=0, data_parallel_size=1, re
 losses = []
 for batch in backend.prefetch_to_device(reader.batch_loaders(training_batches(len(train), 16, seed=0, num_steps=4))):
     losses.append(float(backend.read([backend.train_step([batch], learning_rate=0.02)])[0]) / batch.global_count)
+switches = backend.describe().switches
 backend.teardown()
-print(json.dumps(losses))
+print(json.dumps({"losses": losses, "switches": switches}))
 """
+
+
+SWITCHES = {
+    "torch": ["anomaly detection of torch on", "oneDNN of torch off"],
+    "tensorflow": ["other graph optimizations of TensorFlow"],
+    "jax": ["search for NaN of JAX on"],
+}
 
 
 def losses(framework, mode, replicas, folder, loss="own"):
@@ -97,7 +115,9 @@ def losses(framework, mode, replicas, folder, loss="own"):
         env=os.environ | alone,
     )
     assert done.returncode == 0, done.stderr
-    return np.array(json.loads(done.stdout.splitlines()[-1]))
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed["switches"] == ([] if loss == "as it is" else SWITCHES[framework])
+    return np.array(printed["losses"])
 
 
 @pytest.mark.slow

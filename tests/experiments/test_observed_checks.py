@@ -8,7 +8,14 @@ from tests.support.results import result
 
 
 def seen(**changes):
-    fields = {"threads": 2, "threads_asked": 2, "cores_at_start": "0-1", "cores_at_end": "0-1", "niceness": 0}
+    fields = {
+        "threads": 2,
+        "threads_asked": 2,
+        "cores_at_start": "0-1",
+        "cores_at_end": "0-1",
+        "niceness": 0,
+        "switches": [],
+    }
     return Observed(**fields | {"input_threads": 1, "input_threads_asked": 1} | changes)
 
 
@@ -32,6 +39,7 @@ def rows(*results, **options):
         (seen(input_threads=0), "input threads observed", "0 observed, 1 asked"),
         (seen(input_threads=3), "input threads observed", "3 observed, 1 asked"),
         (seen(niceness=10), "niceness", "0 against 10"),
+        (seen(switches=["oneDNN of torch off"]), "switches", "oneDNN of torch off"),
     ],
 )
 def test_what_was_not_obeyed_is_named(process, setting, said):
@@ -60,6 +68,7 @@ def test_modes_that_ask_for_other_numbers_are_no_reason():
         ran(seen(threads=None, threads_asked=None)),  # JAX
         ran(seen(threads=1, threads_asked=None)),  # replicas on threads
         ran(seen(cores_at_end=None, input_threads=None)),
+        ran(seen(switches=None)),
     ],
 )
 def test_what_was_not_seen_is_no_reason(other):

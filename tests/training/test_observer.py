@@ -1,5 +1,6 @@
 """What a training process sees of itself, before and after it has trained."""
 
+import gc
 import os
 import threading
 
@@ -23,16 +24,16 @@ def config(steps=12, *, input_threads=1, **changes):
     )
 
 
-def described(threads=2, asked=2):
-    return Description(
-        settings={}, devices=[], peak_device_memory_bytes=None, collective="none", threads=threads, threads_asked=asked
-    )
+def described(threads=2, asked=2, **changes):
+    fields = {"settings": {}, "devices": [], "peak_device_memory_bytes": None, "collective": "none"}
+    return Description(**fields, threads=threads, threads_asked=asked, **changes)
 
 
-def observed(planned, *, steps=2, **description):
+def observed(planned, *, steps=2, each_step=int, **description):
     """What is seen of a process that feeds itself and has made some steps."""
     observer = Observer(planned)
     for step in range(1, steps + 1):
+        each_step()
         observer.after_step(step)
     return observer.observed(NumpyBackend(planned), described(**description))
 
@@ -78,6 +79,21 @@ def test_a_process_that_binds_itself_is_seen(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: next(cores))
     seen = observed(config())
     assert (seen.cores_at_start, seen.cores_at_end) == ("0-2", "1")
+
+
+def test_switches_are_those_of_the_framework_and_of_python(monkeypatch):
+    assert observed(config()).switches == []
+    monkeypatch.setattr("sys.getprofile", lambda: print)  # what pytest-cov and debuggers set would be there too
+    assert observed(config(), switches=("profiler of torch on",)).switches == [
+        "profiler of torch on",
+        "a function that traces Python",
+    ]
+
+
+@pytest.mark.parametrize(("steps", "is_seen"), [(40, True), (8, False)])
+def test_garbage_that_is_collected_in_each_step_is_seen(steps, is_seen):
+    seen = observed(config(steps=40), steps=steps, each_step=gc.collect)
+    assert ("garbage collected in most steps" in seen.switches) is is_seen
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.backends.description import Description
+from dpcompare.backends.description import Description, switched
 from dpcompare.backends.jax import runtime
 from dpcompare.backends.jax.arrays import REPLICAS, REPLICATED, SHARDED, local_rows, mesh_of_replicas
 from dpcompare.backends.jax.feed import DeviceFeed
@@ -368,6 +368,12 @@ class JaxBackend(Inspectable):
             super().describe(),
             devices=runtime.device_names(self.config, self.mesh, self.process_rank),
             peak_device_memory_bytes=runtime.peak_device_memory_bytes(self.config, self.mesh),
+            switches=switched(
+                {
+                    "compilation of JAX off": jax.config.jax_disable_jit,  # type: ignore[attr-defined]  # made when JAX loads
+                    "search for NaN of JAX on": jax.config.jax_debug_nans,  # type: ignore[attr-defined]
+                }
+            ),
             libraries=runtime.libraries(self.config),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="XLA", compilation="XLA", tf32=runtime.takes_tf32())
         if self.config.cluster.device_type == "gpu":

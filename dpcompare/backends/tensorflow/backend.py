@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dpcompare.backends.base import Counters, Handle, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.backends.description import Description
+from dpcompare.backends.description import Description, switched
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
@@ -402,6 +402,12 @@ class TensorFlowBackend(Inspectable):
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
             threads=runtime.threads(),
             threads_asked=runtime.intra_op_threads(self.config),
+            switches=switched(
+                {
+                    "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
+                    "other graph optimizations of TensorFlow": bool(tf.config.optimizer.get_experimental_options()),
+                }
+            ),
             libraries=runtime.libraries(self.config),
             gradients=None if self.is_server else self._gradients_exchanged(),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=runtime.takes_tf32())

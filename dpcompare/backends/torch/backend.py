@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.backends.description import Description
+from dpcompare.backends.description import Description, switched
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
@@ -386,6 +386,13 @@ class TorchBackend(Inspectable):
             threads=torch.get_num_threads(),
             # Replicas on threads set the number for themselves, and torch may report it for this thread too.
             threads_asked=None if self.config.emulated else self.config.topology.threads_per_process,
+            switches=switched(
+                {
+                    "anomaly detection of torch on": torch.is_anomaly_enabled(),
+                    "profiler of torch on": torch.autograd._profiler_enabled(),
+                    "oneDNN of torch off": not torch.backends.mkldnn.enabled,
+                }
+            ),
             libraries=self.parallel.libraries(),
             gradients=replace(self._gradient_times.found(), messages=self.parallel.messages(self.model)),
         ).with_settings(**self.precision.settings(self.device), **self._compilation_found(), **self.parallel.settings())
