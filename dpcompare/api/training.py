@@ -141,7 +141,7 @@ def batches(workload: Workload | None = None, *, steps: int | None = None) -> It
     )
     prepared = prepare_inputs(config)
     split = open_store(prepared.inputs.store).split("train")
-    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    reader = training_reader(workload, split, prepared.drops, data_parallel_rank=0, data_parallel_size=1)
     count = workload.total_steps(len(split)) if steps is None else _positive(steps, "steps")
     return reader.read(training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=count))
 
@@ -272,7 +272,7 @@ class Training:
             self._initial = initial if backend.process_rank == 0 else {}
         first = self._step
         count = self.num_steps - first if steps is None else _positive(steps, "steps")
-        reader = training_reader(workload, split, **self._place, accumulate=workload.accumulate)
+        reader = training_reader(workload, split, backend.config.drops, **self._place, accumulate=workload.accumulate)
         order = training_batches(
             len(split), workload.global_batch_size, seed=workload.seed, num_steps=first + max(count, 0)
         )

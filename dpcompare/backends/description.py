@@ -11,7 +11,6 @@ from typing import Any
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.state import Gradients
 from dpcompare.system.python_environment import is_custom
@@ -165,8 +164,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
         "model_modules": module_digests(workload.model) if custom else {},
         **_of_own_backend(config.backend),
-        "dropout": _drop_rate(workload, "dropout"),
-        "stochastic_depth": _drop_rate(workload, "stochastic depth"),
+        "dropout": _drop_rate(config, "dropout"),
+        "stochastic_depth": _drop_rate(config, "stochastic depth"),
         "tf32": config.allows_tf32,
         "convolution_algorithms": "measured" if config.cluster.device_type == "gpu" else "fixed",
         "input_threads": config.input_threads,
@@ -181,10 +180,9 @@ def _of_own_backend(name: str | None) -> dict[str, Any]:
     return {"backend_source": source_sha256(name), "backend_modules": module_digests(name)} if name else {}
 
 
-def _drop_rate(workload: Workload, kind: str) -> float:
+def _drop_rate(config: RunConfig, kind: str) -> float:
     """The highest rate of a kind of regularization that this run trains with."""
-    drops = model_of(workload.model).drops if workload.regularization == "shared" else ()
-    return max((drop.rate for drop in drops if drop.kind == kind), default=0.0)
+    return max((drop.rate for drop in config.prepared().drops if drop.kind == kind), default=0.0)
 
 
 def _allocator() -> str:

@@ -16,6 +16,7 @@ from dpcompare.config.tuning import problems_of
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.models.libraries import library_of
+from dpcompare.models.spec import Drop, columns
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import joined, pluralize
@@ -268,6 +269,24 @@ class RunConfig(RunFields):
                 "the dataset and the initial weights, as dpcompare.run and dpcompare.backend do"
             )
         return PreparedRun(**dict(self) | {"inputs": inputs or self.inputs})
+
+    @property
+    def drops(self) -> tuple[Drop, ...]:
+        """Where regularization drops features, in the order of the layers; none where it is off."""
+        if self.workload.regularization == "off":
+            return ()
+        if not is_custom(self.workload.model):
+            return model_of(self.workload.model).drops
+        return () if self.inputs is None else self.inputs.drops
+
+    @property
+    def drop_columns(self) -> dict[str, slice]:
+        """Layer of a custom model that drops features, in the order of its layers -> its columns of the drop masks."""
+        if self.inputs is None or not is_custom(self.workload.model):
+            return {}
+        named = columns(self.drops)
+        layers = self.inputs.drop_layers.get(self.framework) or {name: name for name in named}
+        return {layer: named[drop] for layer, drop in layers.items() if named}
 
     def without_inputs(self) -> RunConfig:
         """The same run, whose inputs are still to be prepared."""

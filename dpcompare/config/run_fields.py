@@ -29,6 +29,7 @@ from dpcompare.config.setting import (
 from dpcompare.config.tuning import tuning_of
 from dpcompare.config.workload import Workload
 from dpcompare.data.names import samples_trained
+from dpcompare.models.spec import Drop
 from dpcompare.system.python_environment import is_custom
 
 GPU_STEPS_PER_WINDOW = 10
@@ -57,6 +58,10 @@ class Inputs(Config):
     layers: dict[str, dict[str, str]] = setting(default_factory=dict, changes=Changes.NOTHING)
     """Framework -> layer of a custom model -> the name that its tensors have here, in the order of that framework's
     layers, where it calls them otherwise; see `dpcompare.launch.initial_weights.with_matched_layers`."""
+    drops: tuple[Drop, ...] = setting((), changes=Changes.NOTHING)
+    """Where `regularization="shared"` drops features of a custom model."""
+    drop_layers: dict[str, dict[str, str]] = setting(default_factory=dict, changes=Changes.NOTHING)
+    """Framework -> its layer that drops features, in the order of its layers -> the name of the drop."""
 
 
 def _fraction(received: float | None) -> float | None:

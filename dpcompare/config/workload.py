@@ -252,7 +252,9 @@ class Workload(Config):
         "off",
         changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
         option=Option(
-            TRAINING, help="shared: dropout and stochastic depth, drawn once on the host for all frameworks."
+            TRAINING,
+            in_verify=True,
+            help="shared: dropout and stochastic depth, drawn once on the host for all frameworks.",
         ),
     )
     seed: int = setting(

@@ -154,7 +154,7 @@ def _rows_against_host(side: Side, *names: str) -> float:
     """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
     workload = side.config.workload
     split = open_store(side.config.inputs.store).split("train")
-    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    reader = training_reader(workload, split, side.config.drops, data_parallel_rank=0, data_parallel_size=1)
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (batch,) = reader.read(order)
     expected = {name: getattr(batch, name) for name in names}

@@ -9,7 +9,17 @@ from typing import Any
 from dpcompare.backends.custom_model import described_layers
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import PreparedRun, RunConfig
-from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
+from dpcompare.config.run_fields import Inputs
+from dpcompare.models.layer_matching import (
+    NO_NAMES,
+    Layer,
+    drops_of,
+    match,
+    matched_drops,
+    matched_in_words,
+    require_equal,
+    shapes_of,
+)
 from dpcompare.models.sealed import sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
@@ -58,6 +68,24 @@ def weights_of(
     }
 
 
+def own_layers(config: RunConfig, num_classes: int) -> dict[str, Any]:
+    """What `Inputs` says of the layers of a run that is compared with none of another framework.
+
+    Raises:
+        RequestError: the run has `regularization="shared"`, and its custom model drops nothing that can be shared.
+    """
+    workload = config.workload
+    if workload.regularization == "off" or not is_custom(workload.model):
+        return {}
+    drops = drops_of(workload.model, config.framework, _layers(config, num_classes))
+    return {"drops": drops, "drop_layers": {config.framework: {drop.name: drop.name for drop in drops}}}
+
+
+def kept_layers(inputs: Inputs) -> dict[str, Any]:
+    """The same of earlier inputs."""
+    return {name: getattr(inputs, name) for name in ("layers", "drops", "drop_layers")}
+
+
 def with_seed(config: RunConfig, seed: int) -> RunConfig:
     """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
 
@@ -80,8 +108,8 @@ def with_matched_layers(runs: Sequence[PreparedRun]) -> list[PreparedRun]:
     for run in runs:
         if is_custom(run.workload.model):
             by_model.setdefault(_model_of(run), []).append(run)
-    layers = {model: _matched(compared) for model, compared in by_model.items()}
-    return [_with_layers(run, found) if (found := layers.get(_model_of(run))) else run for run in runs]
+    matched = {model: _matched(compared) for model, compared in by_model.items()}
+    return [_alike(run, **matched[_model_of(run)]) if _model_of(run) in matched else run for run in runs]
 
 
 def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
@@ -90,19 +118,33 @@ def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
         yield from matched_in_words(model, layers)
 
 
-def _matched(runs: Sequence[PreparedRun]) -> dict[str, dict[str, str]]:
-    """`Inputs.layers` of runs of one model."""
+def _alike(run: PreparedRun, layers: Mapping[str, Mapping[str, str]], **dropping: Any) -> PreparedRun:
+    """The same run, whose layers correspond to those of the others."""
+    if run.workload.regularization == "shared":
+        run = run.changed(inputs=run.inputs.changed(**dropping))
+    return _with_layers(run, layers) if layers else run
+
+
+def _matched(runs: Sequence[PreparedRun]) -> dict[str, Any]:
+    """What `Inputs` says of the layers in runs of one model."""
     of_framework = {run.framework: run for run in runs}
+    shared = [run.workload.regularization == "shared" for run in runs]
+    model = runs[0].workload.model
     reference, *others = (framework for framework in FRAMEWORKS if framework in of_framework)
     found = {framework: _layers(run, run.inputs.num_classes) for framework, run in of_framework.items()}
-    names = {}
+    layers, drop_layers = {}, {}
+    for framework in of_framework:
+        if any(shared):
+            drops_of(model, framework, found[framework])  # refuses those that cannot be shared
+            drop_layers[framework] = matched_drops(found[reference], found[framework])
     for other in others:
-        model, both = of_framework[other].workload.model, (reference, other)
+        both = (reference, other)
         matching = match(model, found[reference], found[other], both)
-        require_equal(model, matching, found[reference], found[other], both)
+        require_equal(model, matching, found[reference], found[other], both, shared_drops=all(shared))
         if matching.names:
-            names[other] = matching.names
-    return names
+            layers[other] = matching.names
+    drops = drops_of(model, reference, found[reference]) if any(shared) else ()
+    return {"layers": layers, "drops": drops, "drop_layers": drop_layers}
 
 
 def _with_layers(run: PreparedRun, layers: Mapping[str, Mapping[str, str]]) -> PreparedRun:

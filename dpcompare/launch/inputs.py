@@ -20,11 +20,12 @@ from dpcompare.data.sources import Progress
 from dpcompare.data.sources import Source as ImageSource
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
-from dpcompare.launch.initial_weights import NO_LAYERS, weights_of, with_matched_layers
+from dpcompare.launch.initial_weights import NO_LAYERS, kept_layers, own_layers, weights_of, with_matched_layers
 from dpcompare.models.sealed import is_whole
 from dpcompare.models.weights import load_source
 from dpcompare.system.cache import cache_dir, wait_for_lock
 from dpcompare.system.files import expanded
+from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 
 LONGEST_NAME = 48
@@ -38,9 +39,8 @@ def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = N
 
 
 def prepare_again(config: RunConfig, *, largest_batch: int | None = None) -> PreparedRun:
-    """Like `prepare_inputs`, for a run that had its inputs: with the names that a custom model's layers had there."""
-    layers = {} if config.inputs is None else config.inputs.layers
-    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, layers=layers)
+    """Like `prepare_inputs`, for a run that had its inputs: a custom model's layers correspond as they did there."""
+    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, as_in=config.inputs)
 
 
 def prepare_inputs(
@@ -49,7 +49,7 @@ def prepare_inputs(
     *,
     largest_batch: int | None = None,
     custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
-    layers: Mapping[str, Mapping[str, str]] = NO_LAYERS,
+    as_in: Inputs | None = None,
 ) -> PreparedRun:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
@@ -60,7 +60,7 @@ def prepare_inputs(
         progress: called while images are prepared.
         largest_batch: images of the largest global batch of the runs that it is compared with; default: of its own.
         custom_shapes: of the tensors of a custom model for which weights are to be drawn; default: of all that it has.
-        layers: of a custom model, as `Inputs.layers`.
+        as_in: earlier inputs of the run, whose correspondence of a custom model's layers holds on.
 
     Raises:
         RequestError: the dataset cannot be used as asked.
@@ -75,11 +75,18 @@ def prepare_inputs(
     store = _store(workload, largest_batch or workload.global_batch_size, progress)
     config = _with_fitting_warmup(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
+    if custom_shapes is not None and is_custom(workload.model) and workload.regularization == "shared":
+        raise RequestError(
+            "regularization: received shared with a model that is an object or keeps its own weights; expected off, or "
+            "a model named package.module:NAME"
+        )
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
-        **weights_of(config, num_classes, layers, source=source, custom_shapes=custom_shapes),
-        layers={framework: dict(names) for framework, names in layers.items()},
+        **weights_of(
+            config, num_classes, as_in.layers if as_in else NO_LAYERS, source=source, custom_shapes=custom_shapes
+        ),
+        **(kept_layers(as_in) if as_in else own_layers(config, num_classes)),
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,

@@ -25,7 +25,7 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
     model = model_of(name)
     if image_size < model.min_image_size:
         yield f"image_size: received {image_size}, but {name} needs at least {model.min_image_size} pixels"
-    if regularization == "shared" and not model.drops:
+    if regularization == "shared" and not model.drops and model is not CUSTOM:
         regularized = [other for other, row in MODELS.items() if row.drops]
         yield (
             f"regularization: received shared, but {name} has no dropout and no stochastic depth; expected off, or one "

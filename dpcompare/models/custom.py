@@ -22,8 +22,8 @@ _PACKAGES = {"torch": {"torch"}, "tensorflow": {"keras", "tensorflow"}, "jax": {
 class CustomModel:
     """A model in one or several frameworks, which must be the same one.
 
-    All take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the
-    same names, or `layer_names` maps those of torch to those of Keras.
+    All take normalised pixels and give logits, (rows, num_classes), and draw random numbers in layers of dropout only.
+    Their layers have the same names, or `layer_names` maps those of torch to those of Keras.
     """
 
     torch: Factory | None = None
@@ -34,7 +34,8 @@ class CustomModel:
     """Makes a pair of functions. `init()` gives the tensors by the names that they have in torch, and in its layouts.
     `apply(tensors, images, *, training, axis_name)` takes (rows, image_size, image_size, 3) and gives the logits, and a
     dict: in training every new running statistic by its name, and by a layer's name its features, so that `verify` can
-    name the layer that differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None."""
+    name the layer that differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None. With
+    an argument `drop`, it gets the function `dpcompare.backends.jax.model.Dropping`, which applies dropout."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 

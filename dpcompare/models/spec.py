@@ -6,14 +6,20 @@ dense layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Literal
 
 Shape = tuple[int, ...]
 
 IMAGE_CHANNELS = 3
+NO_COLUMNS: Mapping[str, slice] = MappingProxyType({})
+"""The columns of drop masks where nothing is dropped."""
+IMAGE_DIMENSIONS = 4
+"""Axes of a batch of images or feature maps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +32,7 @@ class Drop:
     rate: float
     """Probability that a feature, or with stochastic depth the whole branch, is dropped."""
     features: int = 1
-    """Independent draws per sample: 1 drops all features of the sample together."""
+    """Independent draws per sample: 1 drops all features of the sample together. See `shape_of_draws`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,22 @@ def biased(prefix: str, weight_shape: Shape) -> Iterator[tuple[str, Shape]]:
 def halved(side: int, stride: int) -> int:
     """The side of features behind a padded convolution."""
     return -(-side // stride)
+
+
+def channels_first(features: Sequence[int]) -> Shape:
+    """The shape of a sample's features whose channels come last, as torch has it where they are a feature map."""
+    is_map = len(features) == IMAGE_DIMENSIONS - 1
+    return (features[-1], *features[:-1]) if is_map else tuple(features)
+
+
+def shape_of_draws(draws: int, features: Shape) -> Shape:
+    """How the draws of a sample are laid out, so that they can be multiplied by its features.
+
+    Args:
+        draws: one for all features, one for each channel, or one for each feature.
+        features: shape of a sample's features, channels first.
+    """
+    return features if draws == math.prod(features) else (draws, *[1] * (len(features) - 1))
 
 
 def columns(drops: Sequence[Drop]) -> dict[str, slice]:

@@ -30,6 +30,7 @@ def statistics_loaders(backend: Backend, split: Split) -> Iterator[BatchLoader]:
     reader = training_reader(
         workload,
         split,
+        backend.config.drops,
         data_parallel_rank=backend.data_parallel_rank,
         data_parallel_size=backend.data_parallel_size,
         replicas_per_process=backend.config.topology.replicas_per_process,

@@ -59,7 +59,12 @@ def make_again(backend: Backend, store: Store, events: EventLog, run_dir: Path) 
     events.append(Ready(steps=num_steps, first_step=first_step, num_replicas=1))
     backend.load_state(state_of(load_file(run_dir / LATE_STEP_BEFORE), first_step))
     reader = training_reader(
-        workload, split, data_parallel_rank=0, data_parallel_size=1, accumulate=workload.accumulate
+        workload,
+        split,
+        backend.config.drops,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        accumulate=workload.accumulate,
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=num_steps)
     batches = backend.prefetch_to_device(reader.batch_loaders(islice(order, first_step, None)))

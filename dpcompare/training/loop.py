@@ -246,7 +246,9 @@ class Trainer:
         workload, order = self._workload, self._order()
         for batch in islice(order, first_step):
             digest.update(batch)
-        reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
+        reader = training_reader(
+            workload, self._split, self._config.drops, **self._place, accumulate=workload.accumulate
+        )
         if self._config.reuse_batch:
             first = self._backend.prefetch_to_device(reader.batch_loaders(islice(self._order(), 1)))
             for batch in order:

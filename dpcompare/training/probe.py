@@ -34,6 +34,7 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
     reader = training_reader(
         workload,
         split,
+        backend.config.drops,
         data_parallel_rank=backend.data_parallel_rank,
         data_parallel_size=backend.data_parallel_size,
     )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import Augmentation, Regularization
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.store import Split
-from dpcompare.models.architectures import model_of
+from dpcompare.models.spec import Drop
 
 
-def training_reader(workload: Workload, split: Split, **place: int) -> BatchReader:
-    """A reader with the augmentation and regularization of a workload; `place` is what else BatchReader takes."""
+def training_reader(workload: Workload, split: Split, drops: Sequence[Drop], **place: int) -> BatchReader:
+    """A reader with the augmentation and regularization of a run.
+
+    Args:
+        workload: of the run.
+        split: that it trains on.
+        drops: of the run, `PreparedRun.drops`.
+        place: what else BatchReader takes.
+    """
     augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split), margin=split.margin)
-    regularization = None
-    if workload.regularization == "shared":
-        regularization = Regularization(model_of(workload.model).drops, seed=workload.seed)
+    regularization = Regularization(drops, seed=workload.seed) if drops else None
     return BatchReader(split, augmentation, regularization, **place)
 
 

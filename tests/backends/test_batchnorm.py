@@ -37,7 +37,7 @@ def trained(kernels):
     )
     backend.setup()
     split = open_store(backend.inputs.store).split("train")
-    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    reader = training_reader(workload, split, (), data_parallel_rank=0, data_parallel_size=1)
     for batch in backend.prefetch_to_device(reader.batch_loaders(training_batches(len(split), 8, seed=0, num_steps=3))):
         backend.train_step([batch], 0.01)
     kinds = {type(module).__name__ for module in backend.model.modules()}

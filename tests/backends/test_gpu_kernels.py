@@ -66,7 +66,7 @@ def traced(what, precision):
     backend = load_backend("tensorflow", "single")(prepare_inputs(config))
     backend.setup()
     split = open_store(backend.inputs.store).split("train")
-    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    reader = training_reader(workload, split, (), data_parallel_rank=0, data_parallel_size=1)
     (batch,) = backend.prefetch_to_device(reader.batch_loaders(training_batches(len(split), 8, seed=0, num_steps=1)))
     constants = tf.constant(backend.optimizer.step_constants(1, 0.01), tf.float64)
     parts = batch.images, batch.labels, batch.weights, batch.drop_masks, tf.constant(8, backend._dtype)

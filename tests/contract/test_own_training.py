@@ -127,6 +127,8 @@ def losses(framework, mode, replicas, folder, loss="own"):
 def test_own_losses_and_optimizers_are_the_same_everywhere(tmp_path):
     expected = losses("torch", "single", 1, tmp_path)
     assert np.abs(losses("torch", "single", 1, tmp_path, loss="as it is") - expected).max() > 0.1
+    for framework in ("tensorflow", "jax"):
+        assert np.isfinite(losses(framework, "single", 1, tmp_path, loss="as it is")).all()
     usual_updates = losses("torch", "single", 1, tmp_path, loss="own loss")
     assert usual_updates[0] == expected[0]
     assert np.abs(usual_updates - expected)[1:].min() > 1e-4

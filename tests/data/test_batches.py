@@ -6,12 +6,16 @@ import time
 import numpy as np
 import pytest
 
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import PREFETCH_DEPTH, BatchReader, prefetch
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.pixels import PIXEL_MEAN, PIXEL_STD
 from dpcompare.data.store import Split
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.models.architectures import model_of
 from dpcompare.training.schedule import training_reader
 
 
@@ -167,7 +171,7 @@ def drop_masks_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
             "data_parallel_size": num_processes,
             "replicas_per_process": replicas_per_process,
         }
-        reader = training_reader(WORKLOAD, split, **place, accumulate=accumulate)
+        reader = training_reader(WORKLOAD, split, model_of(WORKLOAD.model).drops, **place, accumulate=accumulate)
         order = training_batches(len(split), 8, seed=0, num_steps=6)
         for number, batch in enumerate(reader.read(order)):
             for row in np.flatnonzero(batch.weights):
@@ -189,8 +193,16 @@ def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
     assert sum(first[image] != second[image] for image in first) > len(split) / 2
 
 
-def test_regularization_that_is_off_has_no_drop_masks(split):
-    reader = training_reader(
-        WORKLOAD.model_copy(update={"regularization": "off"}), split, data_parallel_rank=0, data_parallel_size=1
+@pytest.mark.parametrize(("regularization", "layers"), [("off", 0), ("shared", 2)])
+def test_only_shared_regularization_has_drops(split, regularization, layers):
+    config = RunConfig(
+        framework="torch",
+        mode="single",
+        workload=WORKLOAD.changed(regularization=regularization),
+        cluster=Cluster.partition(1, 1, device="cpu"),
     )
-    assert {batch.drop_masks for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}
+    drops = prepare_inputs(config).drops
+    assert len(drops) == layers
+    reader = training_reader(config.workload, split, drops, data_parallel_rank=0, data_parallel_size=1)
+    (batch,) = reader.read(training_batches(len(split), 8, seed=0, num_steps=1))
+    assert (batch.drop_masks is not None) == bool(layers)

@@ -60,7 +60,7 @@ def arrays_of(config):
     initial = read_weights(config.inputs.weights)
     trained = {name: array for name, array in initial.items() if not is_statistic(name)}
     split = open_store(config.inputs.store).split("train")
-    reader = training_reader(WORKLOAD, split, data_parallel_rank=0, data_parallel_size=1)
+    reader = training_reader(WORKLOAD, split, config.drops, data_parallel_rank=0, data_parallel_size=1)
     (batch,) = reader.read(training_batches(len(split), 8, seed=WORKLOAD.seed, num_steps=1))
     logits = np.arange(80.0).reshape(8, 10)
     return {

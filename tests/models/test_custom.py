@@ -13,6 +13,7 @@ from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import prepare, source_of
 from dpcompare.errors import RequestError
 from dpcompare.experiments.checks import _relative
+from dpcompare.experiments.collection import collect
 from dpcompare.launch.inputs import _store_by_content
 from dpcompare.models.custom import CustomModel, custom_model, refuse_made
 from dpcompare.models.initial_weights import custom_weights
@@ -587,3 +588,86 @@ def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     assert done.json["verdict"] == "COMPARABLE"
     assert done.json["layers"] == [line for line in done.stderr.splitlines() if "matched by order" in line]
     assert done.json["layers"][0] in invoke("report", "study", "--full").stdout
+
+
+DROPPING = """
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from dpcompare import CustomModel
+class Net(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv, self.drop, self.channels = torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.2), torch.nn.Dropout2d(0.25)
+        self.head, self.last = torch.nn.Linear(4, num_classes), torch.nn.Dropout(0.5)
+        self.same, self.in_a_list = self.drop, [self.last]
+    def forward(self, images):
+        features = self.same(torch.relu(self.conv(images)))
+        if self.training:
+            features = self.channels(features)
+        return self.head(self.in_a_list[0](features.mean((2, 3))))
+def in_keras(num_classes):
+    import keras
+    from keras import layers
+    model = keras.Sequential([keras.Input((8, 8, 3))])
+    for layer in (
+        layers.Conv2D(4, 3, activation="relu"), layers.Dropout(0.2), layers.SpatialDropout2D(0.25),
+        layers.GlobalAveragePooling2D(), layers.Dropout(0.5), layers.Dense(num_classes),
+    ):
+        model.add(layer)
+    return model
+def in_jax(num_classes):
+    def init():
+        return {"conv.weight": np.zeros((4, 3, 3, 3)), "conv.bias": np.zeros(4),
+                "head.weight": np.zeros((num_classes, 4)), "head.bias": np.zeros(num_classes)}
+    def apply(tensors, images, *, training, axis_name, drop):
+        x = jax.lax.conv_general_dilated(
+            images, tensors["conv.weight"], (1, 1), "VALID", dimension_numbers=("NHWC", "OIHW", "NHWC"))
+        x = drop("drop", jnp.maximum(x + tensors["conv.bias"], 0), 0.2)
+        x = drop("channels", x, 0.25, draws=4)
+        return drop("last", x.mean((1, 2)), 0.5) @ tensors["head.weight"].T + tensors["head.bias"], {}
+    return init, apply
+model = CustomModel(torch=Net, tensorflow=in_keras, jax=in_jax)
+class Functional(Net):
+    def forward(self, images):
+        return torch.nn.functional.dropout(super().forward(images), 0.5, self.training)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_dropout_of_a_custom_model_is_drawn_once_for_all(elsewhere):
+    """One by one, by channels and on flat features, on one device and on two.
+
+    In torch one module has two names, one is called in training only, one through a list; Keras has called its layers
+    once for each `add`.
+    """
+    (elsewhere / "mine.py").write_text(DROPPING)
+    data = ["--dataset", "synthetic-mini", "--image-size", "8", "--global-batch-size", "16", *SHORT]
+    arms = [*BOTH, "--arm", "jax:single", "--arm", "torch:ddp", "--arm", "tensorflow:mirrored", "--devices", "2"]
+    options = ["--precision", "float64", "--repeats", "1", "--late-step", "--out", "study", "--json"]
+    done = invoke("compare", *arms, "--model", "mine:model", *data, *options, "--regularization", "shared")
+    assert done.code == 0, done.stderr
+    runs = [run for arm in collect([Path("study")]).arms for run in arm.completed]
+    assert len(runs) == 5
+    drops = [(drop["name"], drop["rate"], drop["features"]) for drop in runs[0].config["inputs"]["drops"]]
+    assert drops == [("drop", 0.2, 4 * 6 * 6), ("channels", 0.25, 4), ("last", 0.5, 4)]
+    losses = np.array([run.train_loss for run in runs])
+    assert np.ptp(losses, axis=0).max() < 1e-12
+    assert [run.late_step.problem or run.late_step.left_out for run in runs] == [None] * 5
+    report = invoke("report", "study").stdout
+    assert "On 1 device: all are comparable." in report
+    assert "On 2 devices: all are comparable." in report
+    fast = ["--replicas", "1", "--precision", "float64", "--image-size", "8", "--regularization", "shared"]
+    assert invoke("verify", "--model", "mine:model", "--modes", "single", *fast).code == 0
+    assert invoke("verify", "--like", "study/runs/round-01/tensorflow-single-1x1").code == 0
+    off = invoke("compare", *arms, "--model", "mine:model", *data, "--out", "off")
+    assert off.code == 2
+    assert "drop in torch drops random features (rate 0.2), different ones in each framework; pass" in off.stderr
+    alone = invoke("run", "torch:single", "--model", "mine:Functional", *data, "--regularization", "shared")
+    assert alone.code == 2
+    assert "it draws random numbers in training, outside its layers of dropout; expected nn.Dropout" in alone.stderr

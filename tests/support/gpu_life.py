@@ -64,7 +64,7 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
         "replicas_per_process": config.topology.replicas_per_process,
     }
     batch, split = workload.global_batch_size, store.split("train")
-    reader = training_reader(workload, split, **place, accumulate=workload.accumulate)
+    reader = training_reader(workload, split, config.drops, **place, accumulate=workload.accumulate)
     order = training_batches(len(split), batch, seed=workload.seed, num_steps=workload.steps)
     feed = iter(backend.prefetch_to_device(reader.batch_loaders(order)))
     handles = []

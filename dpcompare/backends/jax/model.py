@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,9 +16,9 @@ from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.layer_matching import NO_NAMES, Layer
-from dpcompare.models.layers.in_jax import Forward, Layers, Tensors
-from dpcompare.models.spec import IMAGE_CHANNELS
+from dpcompare.models.layer_matching import NO_NAMES, Layer, drop_settings
+from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
+from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, channels_first
 from dpcompare.models.state import is_statistic
 from dpcompare.system.python_environment import is_custom
 
@@ -57,6 +59,7 @@ def build_model(
     workload: Workload,
     num_classes: int,
     names: Mapping[str, str] = NO_NAMES,
+    drop_columns: Mapping[str, slice] = NO_COLUMNS,
     *,
     depthwise_as_shifts: bool = False,
 ) -> Model:
@@ -66,10 +69,13 @@ def build_model(
         workload: which it is, and how it is trained.
         num_classes: of the dataset.
         names: layers of a custom model -> the names that their tensors get.
+        drop_columns: `RunConfig.drop_columns` of a custom model.
         depthwise_as_shifts: whether depthwise convolutions are sums of shifted products, and not XLA's convolution.
     """
     if is_custom(workload.model):
-        model = _custom(workload.model, workload.image_size, num_classes, bfloat16=workload.precision == "bfloat16")
+        model = _custom(
+            workload.model, workload.image_size, num_classes, drop_columns, bfloat16=workload.precision == "bfloat16"
+        )
         return _renamed(model, names) if names else model
     spec = model_of(workload.model)
     forward: Forward = family_of(workload.model, "jax").build(workload.model, workload.image_size, num_classes)
@@ -94,19 +100,58 @@ def build_model(
     )
 
 
-def _custom(name: str, image_size: int, num_classes: int, *, bfloat16: bool = False) -> Model:
-    """A custom model, whose tensors have the names of their twins in torch."""
+class Dropping:
+    """What a custom model's `apply` gets as its argument `drop`, where it has one of that name."""
+
+    def __init__(self, columns: Mapping[str, slice] = NO_COLUMNS, drop_masks: jax.Array | None = None) -> None:
+        self._columns = columns
+        self._drop_masks = drop_masks
+        self.layers: list[Layer] = []
+        """What it was called for."""
+
+    def __call__(self, name: str, features: jax.Array, rate: float, *, draws: int | None = None) -> jax.Array:
+        """The features, a part of them dropped in the training steps of a run with `regularization="shared"`.
+
+        Args:
+            name: of the layer.
+            features: (rows, ...), channels last.
+            rate: the part that is dropped.
+            draws: per row: default one for each feature; as many as channels: whole ones; 1: all features together.
+        """
+        if draws is None:
+            draws = math.prod(features.shape[1:])
+        shape = channels_first(features.shape[1:])
+        known = draws if draws in (1, shape[0], math.prod(shape)) else 0
+        self.layers.append(Layer(name=name, settings=drop_settings(rate, known, shape)))
+        if self._drop_masks is None or not rate:
+            return features
+        return features * drop_factors(self._drop_masks[:, self._columns[name]], features)
+
+
+def _pair(name: str, image_size: int, num_classes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`init` and `apply` of a custom model, whose `apply` takes `drop` too."""
     pair = custom_model(name).build("jax", image_size, num_classes)
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
         raise refuse_made(name, "jax", pair, "a pair of functions, init and apply (docs/custom_models.md)")
     init, function = pair
+    if "drop" in inspect.signature(function).parameters:
+        return init, function
+    return init, lambda *arrays, drop, **options: function(*arrays, **options)
+
+
+def _custom(
+    name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], *, bfloat16: bool = False
+) -> Model:
+    """A custom model, whose tensors have the names of their twins in torch."""
+    init, function = _pair(name, image_size, num_classes)
 
     def apply(
         tensors: Tensors, images: jax.Array, drop_masks: jax.Array | None, *, training: bool, axis_name: str | None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         if bfloat16:
             tensors, images = _in_bfloat16(tensors), images.astype(jnp.bfloat16)
-        logits, made = function(tensors, images, training=training, axis_name=axis_name)
+        drop = Dropping(drop_columns, drop_masks if training else None)
+        logits, made = function(tensors, images, training=training, axis_name=axis_name, drop=drop)
         return logits, made
 
     return Model(init=init, apply=apply)
@@ -157,11 +202,12 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         RequestError: it is not a pair of functions, or gives something else than logits and running statistics.
     """
     jax.config.update("jax_platforms", "cpu")
-    model = _custom(name, image_size, num_classes)
-    tensors = {key: jnp.asarray(value, jnp.float32) for key, value in model.init().items()}
+    init, function = _pair(name, image_size, num_classes)
+    tensors = {key: jnp.asarray(value, jnp.float32) for key, value in init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
     for training in (False, True):
-        logits, made = model.apply(tensors, images, None, training=training, axis_name=None)
+        drop = Dropping()
+        logits, made = function(tensors, images, training=training, axis_name=None, drop=drop)
         if logits.shape != (2, num_classes):
             raise RequestError(
                 f"model: {name!r} gives {logits.shape} for 2 images in jax; expected logits (2, {num_classes})"
@@ -175,4 +221,4 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     for key, tensor in tensors.items():
         layer, _, kind = key.rpartition(".")
         shapes.setdefault(layer, {})[kind] = tuple(tensor.shape)
-    return [Layer(name=layer, tensors=of_layer) for layer, of_layer in shapes.items()]
+    return [*(Layer(name=layer, tensors=of_layer) for layer, of_layer in shapes.items()), *drop.layers]

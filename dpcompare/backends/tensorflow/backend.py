@@ -23,7 +23,7 @@ from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
 from dpcompare.backends.tensorflow.model import (
     build_model,
-    layer_name,
+    layer_outputs,
     load_model,
     mapped_slots,
     mapped_variables,
@@ -58,7 +58,8 @@ class TensorFlowBackend(Inspectable):
 
     def build_model(self) -> keras.Model:
         """The model to train; override it together with `initial_state` to train another."""
-        return build_model(self.workload, self.inputs.num_classes, self.inputs.layers.get("tensorflow", {}))
+        names = self.inputs.layers.get("tensorflow", {})
+        return build_model(self.workload, self.inputs.num_classes, names, self.config.drop_columns)
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
@@ -250,8 +251,9 @@ class TensorFlowBackend(Inspectable):
 
     def _activations(self, images: Array) -> dict[str, Array]:
         self._set_training_mode(training=False)
-        outputs = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
-        features = keras.Model(self.model.inputs, outputs)(images, training=False)
+        features = keras.Model(self.model.inputs, layer_outputs(self.model))(
+            self._inputs_of_model(tf.constant(images), None), training=False
+        )
         return {name: np.asarray(value) for name, value in features.items()}
 
     def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
@@ -263,12 +265,15 @@ class TensorFlowBackend(Inspectable):
 
     def _forward(self, images: tf.Tensor, drop_masks: tf.Tensor | None, *, training: bool) -> tf.Tensor:
         """The logits of a replica's rows."""
-        inputs: Any = images
-        if len(self.model.inputs) > 1:  # one that regularizes, which evaluation does not
-            inputs = [images, tf.ones([tf.shape(images)[0], self.model.inputs[1].shape[1]], self._dtype)]
-            if drop_masks is not None:
-                inputs[1] = drop_masks
-        return tf.cast(self.model(inputs, training=training), self._dtype)
+        return tf.cast(self.model(self._inputs_of_model(images, drop_masks), training=training), self._dtype)
+
+    def _inputs_of_model(self, images: Any, drop_masks: tf.Tensor | None) -> Any:
+        """What the model takes of rows: drop masks too where it regularizes, which evaluation does not."""
+        if len(self.model.inputs) == 1:
+            return images
+        if drop_masks is None:
+            drop_masks = tf.ones([tf.shape(images)[0], self.model.inputs[1].shape[1]], self._dtype)
+        return [images, drop_masks]
 
     def _losses(
         self,
@@ -405,7 +410,7 @@ class TensorFlowBackend(Inspectable):
             switches=switched(
                 {
                     "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
-                    "other graph optimizations of TensorFlow": bool(tf.config.optimizer.get_experimental_options()),
+                    "other graph optimizations of TensorFlow": runtime.has_other_optimizations(),
                 }
             ),
             libraries=runtime.libraries(self.config),

@@ -27,27 +27,49 @@ from dpcompare.models.layer_matching import (
     CHANNELS_LAST,
     NO_NAMES,
     Layer,
+    drop_settings,
+    images_to_try,
+    noise,
     order_flattened,
+    randomness,
     same_padding,
     window_settings,
 )
-from dpcompare.models.spec import IMAGE_CHANNELS, ModelSpec, columns
+from dpcompare.models.spec import (
+    IMAGE_CHANNELS,
+    IMAGE_DIMENSIONS,
+    NO_COLUMNS,
+    Shape,
+    channels_first,
+    columns,
+    shape_of_draws,
+)
 from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import Array, FrameworkArray, PassedOn
 
 
-def build_model(workload: Workload, num_classes: int, names: Mapping[str, str] = NO_NAMES) -> keras.Model:
+def build_model(
+    workload: Workload,
+    num_classes: int,
+    names: Mapping[str, str] = NO_NAMES,
+    drop_columns: Mapping[str, slice] = NO_COLUMNS,
+) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits.
 
     Args:
         workload: which it is, and how it is trained.
         num_classes: of the dataset.
         names: layers of a custom model with tensors, in their order -> the names that their tensors get.
+        drop_columns: `RunConfig.drop_columns` of a custom model.
     """
     name = workload.model
     if is_custom(name):
-        return _custom(name, workload.image_size, num_classes, names, synchronized=workload.batchnorm == "sync")
+        own = _custom(name, workload.image_size, num_classes, names, synchronized=workload.batchnorm == "sync")
+        # By their order, since Keras counts on in the names that it gives.
+        dropping = [layer.name for layer in own.layers if isinstance(layer, keras.layers.Dropout) and layer.rate]
+        of_layer = dict(zip(dropping, drop_columns.values(), strict=True)) if drop_columns else {}
+        return _with_shared_drops(own, of_layer) if of_layer else own
     model = family_of(name, "tensorflow").build(name, workload.image_size, num_classes)
     return _aligned(model, workload)
 
@@ -112,23 +134,38 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
                 "models and hold each kind of tensor once"
             )
         of_layer[kind] = shape
-    return [
+    settings = {layer.name: _settings_of(layer, model) for layer in model.layers}
+    layers = [
         Layer(
             name=layer_name(model, layer),
             tensors=tensors.get(layer_name(model, layer), {}),
-            settings=_settings_of(layer),
+            settings=settings[layer.name],
         )
         for layer in model.layers
-        if layer.weights or _settings_of(layer)
+        if layer.weights or settings[layer.name]
     ]
+    return [*layers, *randomness(_logits_without_dropout(model, image_size))]
 
 
-def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
-    """What `dpcompare.models.layer_matching` compares of a layer that is Keras's own."""
+def _logits_without_dropout(model: keras.Model, image_size: int) -> Iterator[Array]:
+    """Logits of the same images in training, where the layers of dropout drop nothing."""
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    for variable in model.trainable_variables:
+        variable.assign_add(noise(variable.shape))
+    while True:
+        yield model(images_to_try(image_size), training=True).numpy()
+
+
+def _settings_of(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]:
+    """What `dpcompare.models.layer_matching` compares of a layer of a model that is Keras's own."""
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"epsilon": layer.epsilon, "momentum": layer.momentum}
     if isinstance(layer, keras.layers.Dropout):
-        return {"rate": layer.rate}
+        features = channels_first(layer.input.shape[1:])
+        calls = sum(node.operation is layer for node in _nodes(model))
+        return drop_settings(layer.rate, _draws(layer, features), features, calls=calls)
     if isinstance(layer, keras.layers.Flatten):
         # Behind a layer that changes the order of the axes, that is taken to be the order of torch.
         permuted = isinstance(layer.input._keras_history.operation, keras.layers.Permute)
@@ -152,6 +189,34 @@ def _settings_of(layer: keras.layers.Layer) -> dict[str, Any]:
     )
 
 
+def _draws(layer: keras.layers.Dropout, features: Shape) -> int:
+    """How many draws of a dropout layer a sample needs; 0 where `shape_of_draws` cannot lay them out."""
+    if isinstance(layer, keras.layers.SpatialDropout2D):
+        return features[0]
+    if type(layer) is not keras.layers.Dropout:
+        return 0
+    if layer.noise_shape is None:
+        return math.prod(features)
+    given = zip(layer.noise_shape[1:], layer.input.shape[1:], strict=True)
+    drawn = channels_first([noise or side for noise, side in given])
+    return next(
+        (draws for draws in (1, features[0], math.prod(features)) if shape_of_draws(draws, features) == drawn), 0
+    )
+
+
+def layer_outputs(model: keras.Model) -> dict[str, FrameworkArray]:
+    """Framework-neutral name of each layer with weights -> what it gives in this model."""
+    # Not layer.output: of a layer that is in two models, as those of `_with_shared_drops` are, that is of the first.
+    given = {node.operation.name: node.output_tensors[0] for node in _nodes(model)}
+    return {layer_name(model, layer): given[layer.name] for layer in model.layers if layer.weights}
+
+
+def _nodes(model: keras.Model) -> Iterator[Any]:
+    """The calls of layers in a model."""
+    functional = model._functional if isinstance(model, keras.Sequential) else model
+    return (node for nodes in functional._nodes_by_depth.values() for node in nodes)
+
+
 def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor of a model, in the framework-neutral layouts."""
     for mapped in mapped_variables(model):
@@ -167,9 +232,14 @@ def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
             layer.synchronized = workload.batchnorm == "sync"
         if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw itself
             layer.rate = 0.0
-    model = _with_shared_drops(model, spec) if workload.regularization == "shared" else model
     model.neutral_layer_name = spec.keras_layer_name
-    return model
+    if workload.regularization == "off":
+        return model
+    named = columns(spec.drops)
+    neutral = {
+        layer.name: layer_name(model, layer) for layer in model.layers if isinstance(layer, keras.layers.Dropout)
+    }
+    return _with_shared_drops(model, {in_keras: named[name] for in_keras, name in neutral.items()})
 
 
 class SharedDrop(keras.layers.Layer):
@@ -183,26 +253,34 @@ class SharedDrop(keras.layers.Layer):
         if not training:
             return features
         masks = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
-        return features * keras.ops.reshape(masks, (-1, *masks.shape[1:], *[1] * (len(features.shape) - 2)))
+        is_image = len(features.shape) == IMAGE_DIMENSIONS
+        factors = keras.ops.reshape(masks, (-1, *shape_of_draws(masks.shape[1], channels_first(features.shape[1:]))))
+        return features * (keras.ops.transpose(factors, (0, 2, 3, 1)) if is_image else factors)
 
 
-def _with_shared_drops(model: keras.Model, spec: ModelSpec) -> keras.Model:
-    """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw."""
-    mask_columns = columns(spec.drops)
+def _with_shared_drops(model: keras.Model, of_layer: Mapping[str, slice]) -> keras.Model:
+    """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw.
+
+    Args:
+        model: to rebuild.
+        of_layer: Keras's name of each layer of dropout -> its columns of the drop masks.
+    """
     images = keras.Input(model.inputs[0].shape[1:])
-    drop_masks = keras.Input((sum(drop.features for drop in spec.drops),), name="drop_masks")
+    drop_masks = keras.Input((max(columns.stop for columns in of_layer.values()),), name="drop_masks")
 
     def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
-        if not isinstance(layer, keras.layers.Dropout):
+        if layer.name not in of_layer:
             return layer(*arguments, **options)
-        return SharedDrop(mask_columns[spec.keras_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
+        return SharedDrop(of_layer[layer.name], name=layer.name)(arguments[0], drop_masks)
 
     # clone_model walks through a model of the same inputs as the new one, so the drop masks pass through here as well.
     passing = keras.Model([*model.inputs, drop_masks], [*model.outputs, drop_masks])
     rebuilt = keras.models.clone_model(
         passing, input_tensors=[images, drop_masks], clone_function=lambda layer: layer, call_function=call
     )
-    return keras.Model([images, drop_masks], rebuilt.outputs[0])
+    regularized = keras.Model([images, drop_masks], rebuilt.outputs[0])
+    regularized.neutral_layer_name = model.neutral_layer_name
+    return regularized
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class TorchBackend(Inspectable):
 
     def build_model(self) -> nn.Module:
         """The model to train, on the host; override it together with `initial_state` to train another."""
-        return build_model(self.workload, self.inputs.num_classes)
+        return build_model(self.workload, self.inputs.num_classes, self.config.drop_columns)
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,20 +13,39 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
-from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
+from dpcompare.models.layer_matching import (
+    CHANNELS_FIRST,
+    drop_settings,
+    images_to_try,
+    noise,
+    order_flattened,
+    randomness,
+    same_padding,
+    window_settings,
+)
 from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
-from dpcompare.models.spec import IMAGE_CHANNELS, columns
+from dpcompare.models.spec import IMAGE_CHANNELS, IMAGE_DIMENSIONS, NO_COLUMNS, columns, shape_of_draws
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import Array
 
 BatchNorm: TypeAlias = nn.BatchNorm2d | nn.SyncBatchNorm
 """torch's own kinds."""
 
 
-def build_model(workload: Workload, num_classes: int) -> nn.Module:
-    """The model of a workload, with weights that are still to be replaced by the initial ones."""
+def build_model(workload: Workload, num_classes: int, drop_columns: Mapping[str, slice] = NO_COLUMNS) -> nn.Module:
+    """The model of a workload, with weights that are still to be replaced by the initial ones.
+
+    Args:
+        workload: which it is, and how it is trained.
+        num_classes: of the dataset.
+        drop_columns: `RunConfig.drop_columns` of a custom model.
+    """
     if is_custom(workload.model):
-        return custom_model(workload.model).build("torch", workload.image_size, num_classes)
+        own: nn.Module = custom_model(workload.model).build("torch", workload.image_size, num_classes)
+        for name, of_masks in drop_columns.items():
+            SharedDrop.take_the_place_of(own.get_submodule(name), of_masks)
+        return own
     model = _family(workload.model).build(workload.model, workload.image_size, num_classes)
     model.built_as = workload.model
     return _aligned(model, workload)
@@ -51,15 +71,15 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
     model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):
         raise refuse_made(name, "torch", model, "a torch.nn.Module")
-    settings: dict[str, dict[str, Any]] = {}  # of the layers that were called, in the order of their first calls
-    for layer_name, layer in model.named_modules():
+    _require_logits(name, model.eval(), image_size, num_classes)
+    settings: dict[str, dict[str, Any]] = {}  # of the layers that training calls, in the order of their first calls
+    hooks = [
         layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
-    with torch.no_grad():
-        logits = model.eval()(torch.zeros(2, IMAGE_CHANNELS, image_size, image_size))
-    if tuple(logits.shape) != (2, num_classes):
-        raise RequestError(
-            f"model: {name!r} gives {tuple(logits.shape)} for 2 images in torch; expected logits (2, {num_classes})"
-        )
+        for layer_name, layer in model.named_modules()
+    ]
+    _require_logits(name, model.train(), image_size, num_classes)
+    for hook in hooks:
+        hook.remove()
     for layer_name, norm in batch_norms(model).items():
         if norm.running_var is None or norm.momentum is None:
             raise RequestError(
@@ -71,7 +91,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         layer_name, _, kind = key.rpartition(".")
         if kind != "num_batches_tracked":
             tensors.setdefault(layer_name, {})[kind] = tuple(tensor.shape)
-    return [
+    layers = [
         CustomLayer(
             name=layer_name,
             tensors=tensors.get(layer_name, {}),
@@ -80,14 +100,43 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         for layer_name in dict.fromkeys((*settings, *tensors))
         if settings.get(layer_name) or layer_name in tensors
     ]
+    return [*layers, *randomness(_logits_without_dropout(model, [layer.name for layer in layers], image_size))]
+
+
+def _require_logits(name: str, model: nn.Module, image_size: int, num_classes: int) -> None:
+    """Raise RequestError unless a model gives logits of two images."""
+    with torch.no_grad():
+        logits = model(torch.zeros(2, IMAGE_CHANNELS, image_size, image_size))
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if shape != (2, num_classes):
+        when = " in training" if model.training else ""
+        raise RequestError(
+            f"model: {name!r} gives {shape} for 2 images in torch{when}; expected logits (2, {num_classes})"
+        )
+
+
+def _logits_without_dropout(model: nn.Module, found: Sequence[str], image_size: int) -> Iterator[Array]:
+    """Logits of the same images in training, where the modules of dropout that were found drop nothing."""
+    for module in map(model.get_submodule, found):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    images = torch.from_numpy(images_to_try(image_size)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.from_numpy(noise(parameter.shape)))
+    while True:
+        with torch.no_grad():
+            yield model(images).numpy()
 
 
 def _keep_settings(
     settings: dict[str, dict[str, Any]], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> None:
-    """A hook that keeps what a layer was made with, when it is called first."""
+    """A hook that keeps what a layer was made with, when it is called first, and how often one of dropout is called."""
     if name not in settings:
         settings[name] = _settings_of(layer, inputs[0], output) if inputs else {}
+    elif "calls" in settings[name]:
+        settings[name]["calls"] += 1
 
 
 def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]:
@@ -98,7 +147,10 @@ def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]
         channels = features.shape[1]
         return {"flattened": order_flattened(channels, features[0].numel() // channels, CHANNELS_FIRST)}
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        return {"rate": layer.p}
+        draws = features[0].numel() if type(layer) is nn.Dropout else 0
+        if type(layer) is nn.Dropout2d and features.dim() == IMAGE_DIMENSIONS:
+            draws = features.shape[1]
+        return drop_settings(layer.p, draws, features.shape[1:])
     if not isinstance(layer, nn.Conv2d | nn.MaxPool2d) or features.dim() != 4:
         return {}
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
@@ -130,10 +182,8 @@ def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
     for norm in batch_norms(model).values():
         assert spec.batchnorm_epsilon is not None
         norm.eps, norm.momentum = spec.batchnorm_epsilon, 1 - workload.batchnorm_momentum
-    if workload.regularization == "shared":
-        for name, mask_columns in columns(spec.drops).items():
-            parent, _, child = places.get(name, name).rpartition(".")
-            setattr(model.get_submodule(parent), child, SharedDrop(mask_columns))
+    for name, of_masks in columns(spec.drops if workload.regularization == "shared" else ()).items():
+        SharedDrop.take_the_place_of(model.get_submodule(places.get(name, name)), of_masks)
     return model
 
 
@@ -143,15 +193,19 @@ class SharedDrop(nn.Module):
     drop_masks: torch.Tensor | None = None
     """(rows, features of all such layers); None leaves all features as they are."""
 
-    def __init__(self, columns: slice) -> None:
-        super().__init__()
-        self._columns = columns
+    _columns: slice
+
+    @staticmethod
+    def take_the_place_of(module: nn.Module, columns: slice) -> None:
+        """Have a module compute this from now on, wherever and under whatever names its model keeps it."""
+        module.__class__ = SharedDrop
+        module._columns = columns  # type: ignore[assignment]  # no tensor or module
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if not self.training or self.drop_masks is None:
             return features
         masks = self.drop_masks[:, self._columns].to(features)
-        return features * masks.reshape(*masks.shape, *[1] * (features.dim() - 2))
+        return features * masks.reshape(-1, *shape_of_draws(masks.shape[1], features.shape[1:]))
 
 
 def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:

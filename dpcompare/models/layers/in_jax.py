@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from dpcompare.models.spec import ModelSpec, columns
+from dpcompare.models.spec import IMAGE_DIMENSIONS, ModelSpec, channels_first, columns, shape_of_draws
 
 Tensors = Mapping[str, jax.Array]
 Padding = str | Sequence[tuple[int, int]]
@@ -107,8 +107,7 @@ class Layers:
         """Dropout or stochastic depth, by drop masks drawn on the host: (rows, features of all such layers)."""
         if self._drop_masks is None or name not in self._columns:
             return x
-        masks = self._drop_masks[:, self._columns[name]].astype(x.dtype)
-        return x * masks.reshape(len(masks), *[1] * (x.ndim - 2), -1)
+        return x * drop_factors(self._drop_masks[:, self._columns[name]], x)
 
     def _tensor(self, name: str) -> jax.Array:
         return self._tensors[name].astype(self._dtype)
@@ -116,6 +115,13 @@ class Layers:
     def _keep(self, name: str, features: jax.Array) -> jax.Array:
         self.made[name] = features
         return features
+
+
+def drop_factors(masks: jax.Array, features: jax.Array) -> jax.Array:
+    """Drop masks, (rows, draws), laid out to be multiplied by features whose channels come last."""
+    factors = masks.astype(features.dtype)
+    factors = factors.reshape(-1, *shape_of_draws(masks.shape[1], channels_first(features.shape[1:])))
+    return factors.transpose(0, 2, 3, 1) if features.ndim == IMAGE_DIMENSIONS else factors
 
 
 def _depthwise_by_shifts(x: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
