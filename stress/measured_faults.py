@@ -286,7 +286,11 @@ def made(fault: Fault, folder: Path, *, with_fault: bool) -> RunResult:
 
 def names(healthy: RunResult, other: RunResult) -> list[str]:
     """What is said of two runs: reasons of the sheet first, then warnings of the second that the first has not."""
-    reasons = [f"{row.setting}: {row.detail}" for row in compare([healthy, other]).rows if row.reason]
+    reasons = [
+        f"{row.setting}: {row.detail or ' against '.join(map(str, row.values))}"
+        for row in compare([healthy, other]).rows
+        if row.reason
+    ]
     measured = measured_speed(other)
     if measured is not None and measured.is_short:
         reasons.append("TOO SHORT: nothing is claimed")
