@@ -13,6 +13,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from dpcompare._version import __version__
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import COMPILE_MODES
@@ -110,6 +111,18 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
                     f"{framework} is not usable: {package} {found} is installed for {python}, expected "
                     f"{'.'.join(map(str, first))} or newer: {python} -m pip install --upgrade 'dpcompare[{framework}]'"
                 )
+
+
+def require_same_dpcompare(framework: str, python: str) -> None:
+    """Raise RequestError where an interpreter has another dpcompare than this one, which would train otherwise."""
+    # Not by its metadata, which an editable installation keeps from when it was made.
+    code = "try: from dpcompare._version import __version__ as found\nexcept ImportError: found = 'none'\nprint(found)"
+    found = __version__ if python == sys.executable else _answer(framework, python, code, []).strip()
+    if found != __version__:
+        raise RequestError(
+            f"{python} has dpcompare {found}, and this is {__version__}; expected the same in every environment: "
+            f"{python} -m pip install 'dpcompare=={__version__}', or from where this one was installed"
+        )
 
 
 def require_devices(framework: str, device_type: str, count: int, environ: Mapping[str, str] = os.environ) -> None:

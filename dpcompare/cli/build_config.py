@@ -9,9 +9,10 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli import completion
-from dpcompare.cli.option_values import interpreters, listed, refuse_own_backend
+from dpcompare.cli.option_values import environment_called, interpreters, listed, only_environment, refuse_own_backend
 from dpcompare.cli.options import RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster, Topology
+from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.gpu_defaults import gpu_defaults
 from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
@@ -49,6 +50,7 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
         RequestError: it names no mode, or the options name another.
     """
     options = RunOptions.of(values)
+    options = options.changed(environment=only_environment(options.env))
     if named is None:
         return options
     framework, _, mode = named.partition(":")
@@ -84,9 +86,26 @@ def build_config(options: RunOptions, compared_with: Sequence[RunConfig] = ()) -
     workload = Workload(**_workload_values(options, cluster, compared_with))
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
     fields |= {"cluster": cluster, "placement": placement, **values_of(RunFields, options)}
-    if python := interpreters(options.python).get(str(options.framework)):
-        fields["python"] = python
-    return RunConfig(**fields)
+    return RunConfig(**fields, **environment_values(options, interpreters(options.python).get(options.framework or "")))
+
+
+def environment_values(options: RunOptions, usual: str | None) -> dict[str, Any]:
+    """The fields of a config that say in which environment it runs.
+
+    Args:
+        options: as they were given.
+        usual: the interpreter of the framework; None: this one.
+
+    Raises:
+        RequestError: there is no environment of the name that was chosen.
+    """
+    values: dict[str, Any] = {} if usual is None else {"python": usual}
+    if options.environment is None:
+        return values
+    named = environment_called(options.environment, options.env)
+    if named.python is not None:
+        values["python"] = named.python
+    return values | {"environment": Environment(name=options.environment, variables=dict(named.variables))}
 
 
 def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOptions:

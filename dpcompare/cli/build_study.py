@@ -16,7 +16,14 @@ from dpcompare.cli import completion
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_table import option
-from dpcompare.cli.option_values import Percentage, interpreters, parse_percentage, parse_seconds, refuse_own_backend
+from dpcompare.cli.option_values import (
+    Percentage,
+    interpreters,
+    named_environments,
+    parse_percentage,
+    parse_seconds,
+    refuse_own_backend,
+)
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.errors import RequestError
@@ -32,7 +39,7 @@ def completed_arms(context: click.Context, parameter: click.Parameter, typed: st
     head, comma, change = typed.rpartition(",")
     if not comma:
         return completion.named_modes(context, parameter, typed)
-    names = {row.name: row for row in OPTIONS if row.scope == "arm" or row.name in OWN_TOPOLOGY}
+    names = {row.name: row for row in OPTIONS if row.scope == "arm" or row.name in (*OWN_TOPOLOGY, ENVIRONMENT)}
     name, separator, _ = change.partition("=")
     if not separator:
         return completion.starting_with(typed, (f"{head},{name}=" for name in names))
@@ -43,6 +50,8 @@ def completed_arms(context: click.Context, parameter: click.Parameter, typed: st
 
 OWN_TOPOLOGY = ("nodes", "devices_per_node")
 """Options of a run that an arm may have for itself, although they stand in its name as its topology."""
+ENVIRONMENT = "env"
+"""Names the environment of an arm, which the option of that name defines for all."""
 
 WORDS = "dpcompare.words"
 """Key of a context's `meta`: the arms that stand on the command line without --arm, and the file of a study."""
@@ -304,6 +313,11 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
     requests = [arm_request(text, run_options) for text in texts]
+    if unused := named_environments(run_options.env).keys() - {request.environment for request in requests}:
+        name = min(unused)
+        raise RequestError(
+            f"--env: received {name!r}, which no arm uses; expected an arm with it: {texts[0]},env={name}"
+        )
     pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(
         requests, options.nodes, options.devices_per_node, pythons, options.devices, emulated=bool(options.arm)
@@ -327,21 +341,24 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
     """`torch:ddp,precision=bfloat16`, with the options of all arms."""
     from dpcompare.experiments.arms import ArmRequest
 
-    head, *changes = text.split(",")
+    head, *own = text.split(",")
     framework, separator, mode = head.strip().partition(":")
     if not separator or not mode:
         raise RequestError(
             f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
         )
     refuse_own_backend(head.strip(), f"{named_by}: received {text!r}", "torch:ddp,backend={}")
-    overrides = dict(_parse_change(change, text, named_by) for change in changes)
+    overrides = dict(_parse_change(change, text, named_by) for change in own)
     topology = {name: overrides.pop(name) for name in OWN_TOPOLOGY if name in overrides}
-    options = run_options.changed(framework=framework, mode=mode, **overrides)
+    changes = _in_name(overrides)
+    environment = overrides.pop(ENVIRONMENT, None)
+    options = run_options.changed(framework=framework, mode=mode, environment=environment, **overrides)
     return ArmRequest(
         text=text,
         framework=framework,
         mode=mode,
-        changes=_in_name(overrides),
+        changes=changes,
+        environment=environment,
         device=options.device,
         devices_per_replica=options.stages,
         **topology,
@@ -366,8 +383,10 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
     name = _option_of(key.replace("_", "-"))
-    allowed = sorted([*(row.name for row in OPTIONS if row.scope == "arm"), *OWN_TOPOLOGY])
-    if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
+    allowed = sorted([*(row.name for row in OPTIONS if row.scope == "arm"), *OWN_TOPOLOGY, ENVIRONMENT])
+    if name == ENVIRONMENT and value:
+        return name, value
+    if shared := next((row for row in OPTIONS if row.name == name != ENVIRONMENT and row.scope == "study"), None):
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
             "next to the arms"

@@ -45,6 +45,8 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
         for option in context.command.params
         if isinstance(option, click.Option) and option.name not in (None, "config", "as_json", "dry_run", "out")
     }
+    if isinstance(environments := content.get("env"), dict):
+        content["env"] = _as_typed(environments, path)
     problems = []
     for key, value in content.items():
         where = f"{path}{_line_of(key, text)}: key {key!r}"
@@ -55,6 +57,24 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
     if problems:
         raise RequestError("\n".join(problems))
     context.default_map = content
+
+
+def _as_typed(environments: dict[str, Any], path: Path) -> list[str]:
+    """A table of environments as --env takes them: `old = "/envs/old/bin/python"`, `nofuse = {TORCH_X = "0"}`.
+
+    The key `python` of an environment that has variables is its interpreter.
+    """
+    typed = []
+    for name, value in environments.items():
+        values = value if isinstance(value, dict) else {"python": value}
+        for key, text in values.items():
+            if not isinstance(text, str):
+                raise RequestError(
+                    f"{path}: key 'env.{name}': received {text!r}, expected an interpreter such as "
+                    f'{name} = "/envs/{name}/bin/python", or variables such as {name} = {{TORCH_X = "0"}}'
+                )
+            typed.append(f"{name}={text}" if key == "python" else f"{name}={key}={text}")
+    return typed
 
 
 MOST_BYTES = 1_000_000

@@ -139,16 +139,14 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             f"ARM_OR_RUN: received {arm_or_run!r}, which is not a directory; expected that of a completed run, or an "
             "arm such as torch:ddp"
         )
-    given = [row.flags[0] for row in _ROWS if row.name != "python" and is_given(context, row.name)]
+    given = [row.flags[0] for row in _ROWS if row.name not in ("python", "env") and is_given(context, row.name)]
     if given:
         raise RequestError(
             f"received {', '.join(given)} with the run {arm_or_run!r}, which has them; expected none of them, or an "
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
-    require_trusted_interpreter(
-        config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}"
-    )
+    require_trusted_interpreter(config, interpreters(options.python), options.env, named_by=f"the run {arm_or_run!r}")
     cluster = config.cluster
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
 

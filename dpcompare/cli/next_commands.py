@@ -81,7 +81,10 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
         yield "share_gpu", []
     if not cluster.simulated:
         yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
-    if config.python != sys.executable:
+    if own := config.environment:
+        variables = (f"{own.name}={name}={value}" for name, value in own.variables.items())
+        yield "env", [f"{own.name}={config.python}", *variables]
+    elif config.python != sys.executable:
         yield "python", [f"{config.framework}={config.python}"]
     placement = config.placement
     parts: dict[type[Config], Config] = {Workload: config.workload, RunFields: config, Placement: placement}

@@ -7,15 +7,22 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
+from dpcompare.config.environment import is_name
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.files import expanded
 from dpcompare.system.type_names import FieldValue
+
+if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
 
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
@@ -138,22 +145,102 @@ def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def require_trusted_interpreter(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class NamedEnvironment:
+    """What --env says of a name."""
+
+    python: str | None = None
+    """None: the usual interpreter of the framework."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def environment_called(name: str, pairs: Sequence[str]) -> NamedEnvironment:
+    """What --env says of an environment; where it names no interpreter, that which `dpcompare setup --env` made.
+
+    Raises:
+        RequestError: there is none of this name, or --env cannot be read.
+    """
+    from dpcompare.launch.setup import interpreter_called
+
+    named = named_environments(pairs).get(name, NamedEnvironment())
+    made = interpreter_called(name)
+    if named.python is None and not named.variables and made is None:
+        raise RequestError(
+            f"env: there is no environment called {name!r}; expected --env {name}=PYTHON or --env "
+            f"{name}=VARIABLE=VALUE, or one that is made with: dpcompare setup --env {name} REQUIREMENT..."
+        )
+    return replace(named, python=named.python or made)
+
+
+def named_environments(pairs: Sequence[str]) -> dict[str, NamedEnvironment]:
+    """name -> what --env says of it."""
+    found: dict[str, NamedEnvironment] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not is_name(name) or (separator and not value):
+            raise RequestError(
+                f"--env: received {pair!r}, expected NAME=PYTHON or NAME=VARIABLE=VALUE, or NAME alone, with a NAME of "
+                "letters, digits and . _ - such as old=/envs/old/bin/python"
+            )
+        known = found.get(name, NamedEnvironment())
+        variable, is_variable, text = value.partition("=")
+        if is_variable and re.fullmatch(r"[A-Za-z_]\w*", variable):
+            known = replace(known, variables={**known.variables, variable: text})
+        elif value:
+            python = str(expanded(value).absolute())
+            if known.python not in (None, python):
+                raise RequestError(
+                    f"--env: received the interpreters {known.python} and {python} for {name!r}; expected one"
+                )
+            known = replace(known, python=python)
+        found[name] = known
+    return found
+
+
+def only_environment(pairs: Sequence[str]) -> str | None:
+    """The name of the environment of a single run.
+
+    Raises:
+        RequestError: --env names several.
+    """
+    names = list(named_environments(pairs))
+    if len(names) > 1:
+        raise RequestError(f"--env: received {', '.join(names)}; expected one, since a run has one environment")
+    return names[0] if names else None
+
+
+def require_trusted_interpreter(
+    config: RunConfig, known: Mapping[str, str], env: Sequence[str], *, named_by: str
+) -> None:
     """Refuse an interpreter that only a file names, which may be another's: it would be executed.
 
     Args:
-        python: the interpreter.
-        framework: that it is for.
+        config: that the file holds.
         known: framework -> interpreter, of --python or made by `dpcompare setup`.
+        env: the values of --env.
         named_by: what names it, for the error.
 
     Raises:
-        RequestError: it is neither this one nor one of them.
+        RequestError: it is neither this one nor one of them, or --env says something else of its environment.
     """
-    if python not in (sys.executable, known.get(framework)):
+    from dpcompare.launch.setup import interpreter_called
+
+    own, framework = config.environment, config.framework
+    trusted = {sys.executable, known.get(framework)}
+    remedy = f"--python {framework}={config.python}"
+    if own is not None:
+        named = named_environments(env).get(own.name, NamedEnvironment())
+        if named.python not in (None, config.python) or named.variables not in ({}, own.variables):
+            raise RequestError(
+                f"{named_by} uses {config.python} as env={own.name}, and --env says something else of it; expected the "
+                "same or nothing"
+            )
+        trusted |= {named.python, interpreter_called(own.name)}
+        remedy = f"--env {own.name}={config.python}"
+    if config.python not in trusted:
         raise RequestError(
-            f"{named_by} names the interpreter {python!r}, which is neither this one nor one that "
-            f"`dpcompare setup` has made; if it is yours, pass it with --python {framework}={python}"
+            f"{named_by} names the interpreter {config.python!r}, which is neither this one nor one that "
+            f"`dpcompare setup` has made; if it is yours, pass it with {remedy}"
         )
 
 

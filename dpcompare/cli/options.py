@@ -110,9 +110,20 @@ class RunOptions:
         scope="study",
         help="Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and the like.",
     )
+    env: tuple[str, ...] = option(
+        multiple=True,
+        metavar="NAME=PYTHON|NAME=VARIABLE=VALUE",
+        group=MODE,
+        resumable=True,
+        scope="study",
+        help="An environment by its name: an interpreter, variables, or both (once for each); NAME alone: one that "
+        "`dpcompare setup --env` made. Arms choose it with env=NAME.",
+    )
     run_dir: Path | None = option(
         type=click.Path(path_type=Path), scope="run", help="A new directory for the run.  [default: below runs/]"
     )
+    environment: str | None = None
+    """The name of the environment that was chosen; None: the usual one of the framework."""
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Name -> value of the options that set fields of the config."""
 
@@ -134,7 +145,7 @@ class RunOptions:
         return dataclasses.replace(self, **own, fields={**self.fields, **fields})
 
 
-_OWN = frozenset(field.name for field in dataclasses.fields(RunOptions) if field.metadata)
+_OWN = frozenset(field.name for field in dataclasses.fields(RunOptions) if field.name != "fields")
 
 TYPED: Mapping[str, Typed] = {
     "model": Typed(settings={"shell_complete": completion.models}),

@@ -204,7 +204,7 @@ def print_sheet(comparison: Comparison) -> None:
                 print_sentence(f"    {value}: {', '.join(names)}", indent=8)
     for reason in comparison.reasons:
         print_sentence(f"- {reason}", indent=2)
-    for line in comparison.layers:
+    for line in (*comparison.layers, *comparison.environments):
         print_sentence(line, indent=2)
 
 

@@ -68,12 +68,16 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     changes["tune"] = kept | changes.get("tune", {})
     # The environment that `setup` has made since is not that of a run which had another.
     choose = named_interpreters if framework == config.framework else interpreters
-    if python := choose(options.python).get(framework):
+    if framework != config.framework:
+        changes["environment"] = None
+    if config.environment and framework == config.framework:
+        require_trusted_interpreter(config, interpreters(options.python), options.env, named_by="--resume: the run")
+    elif python := choose(options.python).get(framework):
         changes["python"] = python
     elif framework != config.framework:
         changes["python"] = sys.executable
     else:
-        require_trusted_interpreter(config.python, framework, interpreters(()), named_by="--resume: the run")
+        require_trusted_interpreter(config, interpreters(()), (), named_by="--resume: the run")
     dropped = {*changes, *_OF_THE_ATTEMPT, *(_OF_THE_MODE if is_other_mode else ())}
     return RunConfig(**config.model_dump(exclude=dropped), **changes)
 
@@ -153,7 +157,19 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
 
 
 _ALLOWED_WITH_RESUME = frozenset(
-    {"resume", "repeats", "until", "budget", "retry_failed", "accept_changed", "html", "dry_run", "as_json", "python"}
+    {
+        "resume",
+        "repeats",
+        "until",
+        "budget",
+        "retry_failed",
+        "accept_changed",
+        "html",
+        "dry_run",
+        "as_json",
+        "python",
+        "env",
+    }
 )
 """Options that are allowed with --resume: the study itself has the others."""
 
@@ -196,10 +212,9 @@ def resumed_study(
         )
     named = named_interpreters(context.params["python"])
     for arm in study.arms:
-        _require_same_interpreter(arm.config, named)
-        require_trusted_interpreter(
-            arm.config.python, arm.config.framework, known, named_by=f"--resume: arm {arm.name}"
-        )
+        if arm.config.environment is None:
+            _require_same_interpreter(arm.config, named)
+        require_trusted_interpreter(arm.config, known, context.params["env"], named_by=f"--resume: arm {arm.name}")
     # The cache may have been emptied since, so the inputs are looked for again.
     arms = tuple(arm.changed(config=arm.config.without_inputs()) for arm in study.arms)
     repeats = max(study.repeats, repeats)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dpcompare.cli.option_values import Names, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
+from dpcompare.config.environment import is_name
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import frameworks_by_default
 from dpcompare.errors import RequestError
@@ -20,13 +22,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.argument("requirements", nargs=-1, metavar="[REQUIREMENT...]")
 @click.option(
     "--frameworks",
-    default=",".join(frameworks_by_default()),
-    show_default=True,
     metavar="LIST",
-    help=f"The frameworks to install, of {', '.join(FRAMEWORKS)}.",
+    help=f"The frameworks to install, of {', '.join(FRAMEWORKS)}.  [default: {','.join(frameworks_by_default())}]",
 )
+@click.option(
+    "--env",
+    "name",
+    metavar="NAME",
+    help="Make an environment of this name with the requirements, for arms with env=NAME.",
+)
+@click.option("--list", "lists", is_flag=True, help="List the environments that have names.")
+@click.option("--remove", metavar="NAME", help="Delete the environment of this name.")
 @click.option(
     "--device",
     type=Names(["auto", "cpu", "gpu"]),
@@ -37,8 +46,22 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be installed, and install nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
-    """Install the frameworks that are not usable yet.
+def setup(
+    requirements: tuple[str, ...],
+    frameworks: str | None,
+    name: str | None,
+    lists: bool,
+    remove: str | None,
+    device: str,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Install the frameworks that are not usable yet, or an environment with other versions.
+
+    \b
+    dpcompare setup
+    dpcompare setup --env old 'torch==2.13.*' timm
+    dpcompare setup --list
 
     A framework that works in this environment stays there. Any other gets an environment of its own, made with uv if it
     is installed and with venv and pip otherwise; the other commands find it by themselves. Run it again to continue an
@@ -50,7 +73,19 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     """
     from dpcompare.launch.setup import make, needs, require_space, sizes_of
 
-    found = needs(_frameworks(frameworks), _device_type(device))
+    if lists or remove is not None:
+        _refuse_more(requirements, name, lists, remove)
+        return _list(as_json) if lists else _remove(str(remove))
+    found = (
+        [_named(name, requirements, frameworks, device)]
+        if name is not None
+        else needs(_frameworks(frameworks or ",".join(frameworks_by_default())), _device_type(device))
+    )
+    if requirements and name is None:
+        raise RequestError(
+            f"received {' '.join(requirements)}, which are requirements of an environment with a name; expected "
+            f"--env NAME with them, such as --env old {requirements[0]!r}"
+        )
     to_make = [need for need in found if need.requirements]
     for need in found:
         _say(need)
@@ -68,6 +103,53 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
         shown = [dataclasses.asdict(need) | {"index": without_passwords(need.index)} for need in found]
         print_json({"frameworks": [row | {"usable": need.is_met} for row, need in zip(shown, found, strict=True)]})
     return 0 if dry_run or all(need.is_met for need in found) else EXIT_NEGATIVE
+
+
+def _named(name: str, requirements: Sequence[str], frameworks: str | None, device: str) -> Need:
+    from dpcompare.launch.setup import named_need
+
+    if not is_name(name):
+        raise RequestError(f"--env: received {name!r}, expected letters, digits and . _ - such as old")
+    return named_need(name, requirements, _frameworks(frameworks) if frameworks else (), _device_type(device))
+
+
+def _refuse_more(requirements: Sequence[str], name: str | None, lists: bool, remove: str | None) -> None:
+    """Refuse what --list and --remove do not take."""
+    if requirements or name is not None or (lists and remove is not None):
+        raise RequestError("--list and --remove NAME: received with other arguments; expected one of them alone")
+
+
+def _list(as_json: bool) -> int:
+    """Print the environments that have names, with what they were made with."""
+    from dpcompare.launch.setup import interpreter_called, named_environment, names_made
+
+    made = {name: named_environment(name) for name in names_made()}
+    usable = {name for name in made if interpreter_called(name) is not None}
+    if as_json:
+        rows = [
+            {"name": name, "usable": name in usable, "python": one.python, "requirements": one.requirements}
+            for name, one in made.items()
+        ]
+        print_json({"environments": rows})
+        return 0
+    for name, environment in made.items():
+        state = environment.python if name in usable else "not finished, or of another dpcompare: make it again"
+        click.echo(f"{name}: {state} ({' '.join(environment.requirements)})")
+    if not made:
+        click.echo("no environment has a name; make one: dpcompare setup --env old 'torch==2.13.*'", err=True)
+    return 0
+
+
+def _remove(name: str) -> int:
+    from dpcompare.launch.setup import named_environment, names_made
+
+    if name not in names_made():
+        raise RequestError(
+            f"--remove: received {name!r}, expected one of {', '.join(names_made()) or 'none: there is none'}"
+        )
+    named_environment(name).remove()
+    click.echo(f"{name}: removed", err=True)
+    return 0
 
 
 def _frameworks(text: str) -> list[str]:
@@ -92,10 +174,11 @@ def _say(need: Need, time_taken: str = "") -> None:
     from dpcompare.launch.setup import sizes_of
     from dpcompare.system.python_environment import installer_name
 
+    what = f"{need.framework} in env={need.name}" if need.name else need.framework
     if need.is_met:
-        click.echo(f"{need.framework}: usable, {need.python}{time_taken}", err=True)
+        click.echo(f"{what}: usable, {need.python}{time_taken}", err=True)
         return
-    click.echo(f"{need.framework}: {need.lacks}", err=True)
+    click.echo(f"{what}: {need.lacks}", err=True)
     index = FRAMEWORKS[need.framework].cpu_index
     if index and need.index and not need.first:
         click.echo(

@@ -15,7 +15,14 @@ from click.core import ParameterSource
 
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
+from dpcompare.cli.option_values import (
+    environment_called,
+    interpreters,
+    listed,
+    named_environments,
+    named_interpreters,
+    require_trusted_interpreter,
+)
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import (
     EXIT_INTERRUPTED,
@@ -85,6 +92,12 @@ _QUICK_MODES = tuple(dict.fromkeys(mode for _, mode in modes_of_each_framework()
     help="Also run each on the CPU, and compare what the GPUs compute with that.",
 )
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME,...|NAME=...",
+    help="As for `run`: compare each mode of a framework in these environments, one alone with the usual one.",
+)
 @click.option("--full", is_flag=True, help="Print every check, not only those that failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -142,6 +155,7 @@ def plan_asked_for(
     device: str | None,
     against: Literal["cpu"] | None,
     python: tuple[str, ...],
+    env: tuple[str, ...],
     **workload_options: FieldValue,
 ) -> Plan:
     """What the options of the command ask to be verified.
@@ -154,7 +168,7 @@ def plan_asked_for(
     asked = values_of(Workload, RunOptions.of(workload_options))
     if like is not None:
         _reject_with_like(context)
-        return _like(like, asked, precision, device, python, against)
+        return _like(like, asked, precision, device, python, env, against)
     plan = _asked_for(
         listed(frameworks) if frameworks is not None else frameworks_by_default() if quick else None,
         listed(modes) if modes is not None else _QUICK_MODES if quick else ["all"],
@@ -173,7 +187,7 @@ def plan_asked_for(
             f"{', '.join(others)}: installed here and left out by --quick; add --frameworks {','.join(FRAMEWORKS)} and "
             "--modes all"
         )
-    return plan
+    return _in_environments(plan, env) if env else plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +238,41 @@ def _asked_for(
         raise RequestError("no framework is left to verify; install one, or name its environment with --python")
     left_out = not_compared(groups, present, named)
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
+
+
+def _in_environments(plan: Plan, pairs: Sequence[str]) -> Plan:
+    """The same groups, each with its contenders of one framework in several environments.
+
+    Raises:
+        RequestError: there is no such environment, or they have no framework in common.
+    """
+    from dpcompare.backends.availability import require_framework
+    from dpcompare.config.environment import Environment
+    from dpcompare.experiments.contenders import in_environments
+
+    pairs = [part for pair in pairs for part in ([pair] if "=" in pair else listed(pair))]
+    named = {name: environment_called(name, pairs) for name in named_environments(pairs)}
+    environments: list[tuple[Environment | None, str | None]] = [
+        (Environment(name=name, variables=dict(each.variables)), each.python) for name, each in named.items()
+    ]
+    if len(environments) == 1:
+        environments.insert(0, (None, None))
+    lacking: dict[str, str] = {}
+    for framework in dict.fromkeys(each.framework for group in plan.groups for each in group.contenders):
+        for _, python in environments:
+            try:
+                require_framework(framework, python or plan.interpreters.get(framework, sys.executable))
+            except RequestError as error:
+                lacking[framework] = str(error)
+    groups = [
+        replace(group, contenders=in_environments(of_framework, environments))
+        for group in plan.groups
+        for framework in FRAMEWORKS.keys() - lacking.keys()
+        if (of_framework := [each for each in group.contenders if each.framework == framework])
+    ]
+    if not groups:
+        raise RequestError("\n".join(lacking.values()))
+    return replace(plan, groups=groups, left_out=[*plan.left_out, *lacking.values()])
 
 
 def _beyond_quick(interpreters: dict[str, str]) -> list[str]:
@@ -306,6 +355,7 @@ def _like(
     precision: str | None,
     device: str | None,
     python: tuple[str, ...],
+    env: tuple[str, ...],
     against: Literal["cpu"] | None,
 ) -> Plan:
     """The groups that prove a run, with its own interpreters unless others are named."""
@@ -318,8 +368,8 @@ def _like(
     named = RunConfig.load(run_dir / CONFIG_FILE)
     own = {} if named.framework in named_interpreters(python) else {named.framework: named.python}
     if own and Path(named.python).exists():  # before anything of a run that may be another's is imported
-        require_trusted_interpreter(named.python, named.framework, chosen, named_by="--like: the run")
-        chosen |= own
+        require_trusted_interpreter(named, chosen, env, named_by="--like: the run")
+        chosen |= own if named.environment is None else {}
     config = run_to_prove(run_dir, other_data="dataset" in asked)
     precisions = (
         [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))

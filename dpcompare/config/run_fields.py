@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from dpcompare.config.cluster import Cluster, Topology
+from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.config.placement import Placement
@@ -311,6 +312,8 @@ class RunFields(Config):
     `late step` makes the last steps of another run again; see `dpcompare.training.late_step`."""
     python: str = setting(sys.executable, changes=Changes.NOTHING)
     """The interpreter whose environment holds the framework."""
+    environment: Environment | None = setting(None, changes=Changes.STEP_TIME)
+    """What the run has of its own, where it does not use the usual environment of its framework."""
     inputs: Inputs | None = setting(None, changes=Changes.NOTHING)
     """Filled in by `prepare_inputs`."""
 

@@ -41,8 +41,10 @@ def batchnorm_epsilon(result: RunResult) -> Any:
 
 
 def environment(result: RunResult) -> str:
+    """The variables that the framework reads, but for those of the arm's own environment, which is compared apart."""
     variables = acting_on(result.framework, result.settings.get("environment") or {})
-    return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
+    inherited = {name: value for name, value in variables.items() if name not in result.own_variables}
+    return ", ".join(f"{name}={value}" for name, value in sorted(inherited.items())) or "none"
 
 
 def measured_steps(result: RunResult) -> int | str:

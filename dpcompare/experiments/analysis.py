@@ -13,6 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
+from dpcompare.experiments.environments import change_logs
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import (
     SheetOf,
@@ -89,6 +90,7 @@ def _compared(collection: Collection) -> Comparison:
         machines=machines_in_words(runs),
         measured_by=list(dict.fromkeys(run.dpcompare_version for run in runs)),
         layers=layers_in_words(runs),
+        environments=list(map(printable, change_logs(runs))),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),
         time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from dpcompare.backends.availability import require_compiler, require_framework, require_mode
+from dpcompare.backends.availability import require_compiler, require_framework
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.cluster import DeviceChoice, topology_in_words
 from dpcompare.config.frameworks import FRAMEWORKS
@@ -16,6 +17,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import num_training_images
+from dpcompare.launch.run import require_environment
 from dpcompare.models.architectures import model_of
 from dpcompare.results.result import RunResult
 from dpcompare.system.devices import installed_gpus, visible_gpus
@@ -39,6 +41,8 @@ class ArmRequest:
     """Its own number of nodes, in the place of those for all arms."""
     devices_per_node: int | None = None
     """Likewise."""
+    environment: str | None = None
+    """The name of its own environment."""
     build: Callable[[int, int, Sequence[RunConfig]], RunConfig]
     """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
@@ -92,7 +96,7 @@ def expand_arms(
     found: dict[str, tuple[ArmRequest, tuple[int, int], Arm]] = {}
     refusals = []
     for request in requests:
-        if request.framework in missing:
+        if request.framework in missing and request.environment is None:
             refusals.append(Refusal(arm=request.text, reason=missing[request.framework], is_wrong=False))
             continue
         topologies = _topologies(request, asked)
@@ -116,7 +120,25 @@ def expand_arms(
                 )
             found[arm.name] = request, topology, arm
     arms, more_refusals = _sharing_defaults(list(found.values()))
+    _require_other_environments(arms)
     return arms, refusals + more_refusals
+
+
+def _require_other_environments(arms: Sequence[Arm]) -> None:
+    """Refuse environments of two names that are one: their arms would differ in nothing."""
+    names: dict[tuple[str, str, tuple[tuple[str, str], ...]], str | None] = {}
+    for arm in arms:
+        own = arm.config.environment
+        name, variables = (own.name, tuple(sorted(own.variables.items()))) if own else (None, ())
+        # Not by what it resolves to: interpreters of several environments are links to one.
+        key = (arm.config.framework, str(Path(arm.config.python).absolute()), variables)
+        other = names.setdefault(key, name)
+        if other != name:
+            both = " and ".join(f"env={each}" if each else "an arm without env=" for each in (other, name))
+            raise RequestError(
+                f"env: {both} are one environment, {arm.config.python} with the same variables; expected one name for "
+                "each, or another interpreter or variable"
+            )
 
 
 def _refusal(request: ArmRequest, topology: tuple[int, int], error: RequestError) -> Refusal:
@@ -151,7 +173,8 @@ def _sharing_defaults(
 def _missing_frameworks(requests: Sequence[ArmRequest], pythons: Mapping[str, str]) -> dict[str, str]:
     """framework -> why it cannot be used here."""
     missing = {}
-    for framework in {request.framework for request in requests} & FRAMEWORKS.keys():
+    usual = {request.framework for request in requests if request.environment is None}
+    for framework in usual & FRAMEWORKS.keys():
         try:
             require_framework(framework, **({"python": pythons[framework]} if framework in pythons else {}))
         except RequestError as error:
@@ -162,7 +185,7 @@ def _missing_frameworks(requests: Sequence[ArmRequest], pythons: Mapping[str, st
 def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
     config = request.build(num_nodes, devices_per_node, ())
     require_compiler(config.tuning)
-    require_mode(request.framework, request.mode, config.python)
+    require_environment(config)
     if config.cluster.simulated and config.cluster.device_type == "gpu":  # of other machines nothing is known here
         require_cuda(request.framework, config.python)
     return Arm(name=request.name_on(num_nodes, devices_per_node), config=config)

@@ -416,6 +416,8 @@ class Comparison(_Shown):
     """A line for each machine: processor, memory, operating system and kernel; empty where no run has nodes."""
     layers: list[str] = []
     """How the layers of a custom model were matched where frameworks call them otherwise, a line for each framework."""
+    environments: list[str] = []
+    """What each environment has otherwise than the first of its framework, a line for each."""
     headline: str
     learning: Learning | None
     """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dpcompare.config.cluster import topology_in_words
+from dpcompare.config.environment import Environment
 from dpcompare.config.modes import MODES
 from dpcompare.config.workload import Workload
 from dpcompare.system.devices import installed_gpus, visible_gpus
@@ -30,6 +31,10 @@ class Contender:
     tune: Mapping[str, str] = field(default_factory=dict, hash=False)
     device: Literal["cpu", "shared gpu"] | None = None
     """Where it runs; None: on the devices that are verified, one for each replica."""
+    environment: Environment | None = field(default=None, hash=False)
+    """Its own; None: the usual one of its framework."""
+    python: str | None = None
+    """The interpreter of that."""
     resumed: bool = False
     """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
 
@@ -45,8 +50,9 @@ class Contender:
         own = f" by {self.backend}" if self.backend else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         device = {None: "", "cpu": " on the CPU", "shared gpu": " on a shared GPU"}[self.device]
+        environment = f" in env={self.environment.name}" if self.environment else ""
         resumed = " resumed" if self.resumed else ""
-        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{own}{parts}{resumed}"
+        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{own}{environment}{parts}{resumed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +90,22 @@ class Group:
         """Steps, such that the first checkpoint is in the middle of an epoch; None if no contender is resumed."""
         assert self.workload.steps is not None
         return self.workload.steps * 2 // 5 if any(contender.resumed for contender in self.contenders) else None
+
+
+def in_environments(
+    contenders: Sequence[Contender], environments: Sequence[tuple[Environment | None, str | None]]
+) -> tuple[Contender, ...]:
+    """Each contender in each environment.
+
+    Args:
+        contenders: to repeat.
+        environments: with their interpreters; None and None: the usual one.
+    """
+    return tuple(
+        replace(contender, environment=environment, python=python)
+        for contender in contenders
+        for environment, python in environments
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

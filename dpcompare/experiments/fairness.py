@@ -12,6 +12,8 @@ from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
 from dpcompare.experiments.check_row import Differs, FairnessCheck
 from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
+from dpcompare.experiments.environments import in_words as environment_in_words
+from dpcompare.experiments.environments import unlike_versions
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     changes_only_speed,
@@ -178,6 +180,26 @@ def rows_within_arms(arms: Sequence[ArmRounds]) -> list[Row]:
     return rows
 
 
+VERSIONS_BETWEEN = "versions between arms"
+
+
+def row_between_arms(arms: Sequence[ArmRounds]) -> Row:
+    """Whether arms of one framework have the same versions, unless an environment of their own has a name.
+
+    Args:
+        arms: with their completed rounds, in the order of the results of the sheet.
+    """
+    unlike = unlike_versions(arms)
+    return Row(
+        setting=VERSIONS_BETWEEN,
+        values=[environment_in_words(run) for arm in arms for run in arm.runs],
+        equal=not unlike,
+        reason=bool(unlike),
+        remedy="use one environment for all arms of a framework, or give the other one a name: --env and env=NAME",
+        detail="; ".join(unlike),
+    )
+
+
 SAME_IN_ALL_ROUNDS = "the same in all rounds"
 
 
@@ -211,7 +233,7 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
     """Checks of a sheet by which its results learn something else, other than by rounding."""
     harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
-    reasons = [row.setting for row in sheet.rows if row.reason and row.setting not in CONSTANTS]
+    reasons = [row.setting for row in sheet.rows if row.reason and row.setting not in (*CONSTANTS, VERSIONS_BETWEEN)]
     return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dpcompare._version import major_minor
 from dpcompare.config.setting import Changes
 from dpcompare.experiments import agreement as values
+from dpcompare.experiments import environments
 from dpcompare.experiments.agreement import (
     TOLERANCES,
     Agreement,
@@ -379,6 +380,7 @@ CHECKS: dict[str, FairnessCheck] = {
     "bound to cores near the GPUs": FairnessCheck(
         lambda r: sum(len(node.bound_to_cores) for node in r.nodes) or "no process", Changes.SPEED
     ),
+    "environment": FairnessCheck(environments.in_words, Changes.SPEED),
     "versions": FairnessCheck(lambda r: r.versions, Changes.SPEED),
 }
 

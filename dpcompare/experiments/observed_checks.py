@@ -68,7 +68,12 @@ def same_where_known(results: Sequence[RunResult], figures: Sequence[Any], value
 
 
 def other_variables(result: RunResult) -> Any:
-    return NOT_KNOWN if result.variables is None else result.variables
+    """Those that are not of the arm's own environment."""
+    if result.variables is None:
+        return NOT_KNOWN
+    own = result.own_variables
+    inherited = {name: digest for name, digest in result.variables.digests.items() if name not in own}
+    return result.variables.model_copy(update={"digests": inherited})
 
 
 def same_variables(results: Sequence[RunResult], found: Sequence[Any], values: Values) -> Outcome:

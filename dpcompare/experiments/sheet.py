@@ -17,7 +17,10 @@ def sheet_of_arms(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.S
     sheet = fairness.compare(
         [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
     )
-    sheet.rows.extend(fairness.rows_within_arms(list(map(_rounds, arms))))
+    rounds = list(map(_rounds, arms))
+    sheet.rows.extend(fairness.rows_within_arms(rounds))
+    if "versions" not in subject:
+        sheet.rows.append(fairness.row_between_arms(rounds))
     sources = [arm.source for arm in arms for _ in arm.completed]
     if len(set(sources)) > 1:
         sheet.rows.append(

@@ -117,7 +117,7 @@ def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequ
     compared = {
         contender.compared_as
         for group in groups
-        if group.kind == "modes" and len({(each.compared_as, each.device) for each in group.to_run}) > 1
+        if group.kind == "modes" and len({(each.compared_as, each.device, each.python) for each in group.to_run}) > 1
         for contender in group.to_run
     }
     return [

@@ -137,6 +137,8 @@ def group_like(
         backend=config.backend,
         pipeline_schedule=config.pipeline_schedule,
         tune=config.tune if workload.profile == config.workload.profile else {},
+        environment=config.environment,
+        python=config.python if config.environment else None,
     )
     return Group(
         workload=workload,

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from dpcompare.backends.availability import require_mode
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.workload import Workload
@@ -20,7 +19,7 @@ from dpcompare.experiments.checks import Side
 from dpcompare.experiments.contenders import Contender
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.plan import exposure
-from dpcompare.launch.run import resume, run
+from dpcompare.launch.run import require_environment, resume, run
 from dpcompare.models.sealed import read_weights, seal
 from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import checkpoint_paths
@@ -151,7 +150,7 @@ def config_of(
     checkpoint_every: int | None = None,
 ) -> RunConfig:
     """The run of one contender, which keeps all of its checkpoints."""
-    interpreter = interpreters.get(contender.framework)
+    interpreter = contender.python or interpreters.get(contender.framework)
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
     nodes, devices = contender.num_nodes, contender.devices_per_node
     if contender.device == "shared gpu":
@@ -171,9 +170,10 @@ def config_of(
         tune=dict(contender.tune),
         checkpoint_every=checkpoint_every,
         keep_checkpoints=workload.steps or 1,
+        environment=contender.environment,
         **chosen,
     )
-    require_mode(config.framework, config.mode, config.python)
+    require_environment(config)
     return config
 
 

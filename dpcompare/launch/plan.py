@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -135,15 +135,32 @@ def plan(
     for node in config.cluster.nodes:
         program = _worker_argv(node, str(run_dir)) if script is None else list(script)
         argv, env = start(config, node, program, endpoints)
+        ours, own = _environment(config, node) | env, config.environment.variables if config.environment else {}
+        _require_free(own, ours)
         node_processes.append(
             NodeProcess(
                 node_rank=node.rank,
                 argv=tuple(argv),
-                env=_environment(config, node) | env,
+                env=ours | own,
                 processes=_training_processes(config, node),
             )
         )
     return node_processes
+
+
+def require_free_variables(config: RunConfig) -> None:
+    """Raise RequestError where the environment of a run sets variables that its plan sets too."""
+    if config.environment and config.environment.variables:
+        plan(config, Path("run"), Endpoints(ports=range(1, num_ports(config) + 1)))
+
+
+def _require_free(own: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    reserved = {name for name in own if name in ours or name in INHERITED_TO_DROP or name.startswith("DPCOMPARE_")}
+    if reserved:
+        raise RequestError(
+            f"env: received {', '.join(sorted(reserved))}, which dpcompare sets itself in every process; expected "
+            "other variables, or the option that decides it"
+        )
 
 
 def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:

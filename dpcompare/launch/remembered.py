@@ -92,6 +92,7 @@ def _path(folder: str, config: RunConfig, **more: Any) -> Path:
         "host": socket.gethostname(),
         "dpcompare": major_minor(__version__),
         "python": config.python,
+        **({"variables": config.environment.variables} if config.environment else {}),
         "mode": [config.framework, config.mode, config.topology.devices_per_replica, config.backend],
         "cluster": config.cluster.model_dump(mode="json"),
         "workload": config.workload.model_dump(

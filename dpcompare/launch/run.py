@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from dpcompare.backends.availability import require_compiler, require_devices, require_mode
+from dpcompare.backends.availability import require_compiler, require_devices, require_mode, require_same_dpcompare
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.backends.other_variables import make_key
 from dpcompare.config.run import PreparedRun, RunConfig
@@ -25,7 +25,7 @@ from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_again, prepare_inputs, remarks_on
 from dpcompare.launch.late_step import with_late_step
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
-from dpcompare.launch.plan import exposure
+from dpcompare.launch.plan import exposure, require_free_variables
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.aggregate import LaunchEnd
 from dpcompare.results.attempts import Status
@@ -250,13 +250,25 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     return prepared
 
 
+def require_environment(config: RunConfig) -> None:
+    """Refuse a run whose interpreter lacks what its mode needs, or whose environment cannot be what it asks for.
+
+    Raises:
+        RequestError: it is such a run.
+    """
+    require_mode(config.framework, config.mode, config.python)
+    if config.environment is not None:
+        require_same_dpcompare(config.framework, config.python)
+        require_free_variables(config)
+
+
 def require_machine(config: RunConfig) -> None:
     """Refuse a run that this machine, its GPUs or its environments cannot have.
 
     Raises:
         RequestError: it is such a run.
     """
-    require_mode(config.framework, config.mode, config.python)
+    require_environment(config)
     require_compiler(config.tuning)
     require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process)
     if config.placement.engine != "local":

@@ -50,6 +50,8 @@ class Need:
     """What is installed before that: builds for CPUs, from an index of their own."""
     index: str = ""
     """The address of that index, also if it cannot be reached and nothing comes from it."""
+    name: str | None = None
+    """That of its environment, where it is not the usual one of the framework."""
 
     @property
     def is_met(self) -> bool:
@@ -85,6 +87,76 @@ def interpreter_made_for(framework: str) -> str | None:
         return None
     made = any(_is_made(framework, device) for device in FRAMEWORKS[framework].extras)
     return environment.python if made else None
+
+
+NAMED = "named"
+"""The folder of the environments that have names of their own."""
+
+
+def named_environment(name: str) -> PythonEnvironment:
+    """The one that `dpcompare setup --env` makes, or has made, under a name."""
+    return PythonEnvironment(environments_dir() / NAMED / name)
+
+
+def interpreter_called(name: str) -> str | None:
+    """The interpreter of a named environment that was made for this dpcompare; None if there is none."""
+    environment = named_environment(name)
+    is_ours = environment.is_finished and environment.has(environment.requirements, _origin())
+    return environment.python if is_ours else None
+
+
+def names_made() -> list[str]:
+    """The names of all such environments, unfinished ones included."""
+    return sorted(path.stem for path in (environments_dir() / NAMED).glob("*.json"))
+
+
+def named_need(name: str, requirements: Sequence[str], frameworks: Sequence[str], device: DeviceType) -> Need:
+    """What is to be installed for a named environment, which holds one framework; nothing where it is there.
+
+    Args:
+        name: of the environment.
+        requirements: of the user, as pip takes them, in addition to those of dpcompare.
+        frameworks: the framework that it is to have, where the requirements name none.
+        device: what the framework is to use.
+
+    Raises:
+        RequestError: no framework is named, or several are.
+    """
+    asked = {_distribution_name(each): each for each in requirements}
+    wanted = [framework for framework in FRAMEWORKS if framework in frameworks or asked.keys() & _names_of(framework)]
+    if len(wanted) != 1:
+        raise RequestError(
+            f"--env: received {name!r} with {' and '.join(wanted) or 'no framework'}; expected one framework in each "
+            "environment, by a requirement such as 'torch==2.13.*' or by --frameworks"
+        )
+    (framework,) = wanted
+    environment, needed = named_environment(name), (*_requirements(_extras(framework, device)), *requirements)
+    if environment.has(needed, _origin()):
+        return Need(framework=framework, name=name, device=device, python=environment.python)
+    index = _cpu_index(framework) if device == "cpu" else None
+    is_taken = index and (_is_named(framework) or _answers(index))
+    # In the versions that are asked for, or what comes after them would take other builds in their place.
+    first = (asked.get(_distribution_name(each), each) for each in (_of_cpu_index(framework) if is_taken else ()))
+    return Need(
+        framework=framework,
+        name=name,
+        device=device,
+        python=environment.python,
+        lacks="its environment was not finished" if environment.is_unfinished else "it is not there, or made otherwise",
+        requirements=needed,
+        first=tuple(first),
+        index=index or "",
+    )
+
+
+def _names_of(framework: str) -> set[str]:
+    """The distributions by which a framework is known."""
+    index = FRAMEWORKS[framework].cpu_index
+    return {framework, *FRAMEWORKS[framework].packages, *(index.distributions if index else ())}
+
+
+def _distribution_name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower()
 
 
 def _is_made(framework: str, device: DeviceType) -> bool:
@@ -164,7 +236,7 @@ def _of_cpu_index(framework: str) -> tuple[str, ...]:
     row = FRAMEWORKS[framework].cpu_index
     assert row is not None
     wanted = (requirement.partition(";")[0].strip() for requirement in _distribution().requires or ())
-    named = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower(): requirement for requirement in wanted}
+    named = {_distribution_name(requirement): requirement for requirement in wanted}
     return tuple(named.get(name, name) for name in row.distributions)
 
 
@@ -276,7 +348,8 @@ def make(need: Need) -> Need:
         ) from None
     with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
         try:
-            environment_of(need.framework).make(need.requirements, _origin(), first=need.first, index=need.index)
+            environment = environment_of(need.framework) if need.name is None else named_environment(need.name)
+            environment.make(need.requirements, _origin(), first=need.first, index=need.index)
         except RunFailedError as error:
             row = FRAMEWORKS[need.framework].cpu_index
             if not need.first or row is None:

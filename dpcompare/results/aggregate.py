@@ -96,6 +96,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         variables=OtherVariables.of([record.variables for record in records]),
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
+        packages=records[0].packages if records else {},
         nodes=_nodes(config, records),
         joules_per_image=joules_per_image(config, processes),
         clock=clock_of(config, run_dir, processes),

@@ -45,6 +45,8 @@ class ProcessRecord(BaseModel):
     peak_device_memory_bytes: Count | None
     """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
+    packages: dict[str, str] = {}
+    """All that the environment of the first process has, by the names of distributions; empty in the others."""
     gpus: list[GpuState] = []
     """The GPUs of this process."""
     observed: Observed | None = None

@@ -228,6 +228,8 @@ class RunResult(BaseModel):
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     """The versions on node 0; see `nodes`."""
+    packages: dict[str, str] = {}
+    """All that the environment of the first process has: distribution -> version; empty in older results."""
     nodes: list[NodeRecord] = []
     """Each node's host, devices, versions and GPUs."""
     config: dict[str, Any]
@@ -262,6 +264,16 @@ class RunResult(BaseModel):
         """What it took to reach the target; None where there was none, or no evaluation reached it."""
         found = None if self.target_accuracy is None else reached(self.evaluations, self.target_accuracy)
         return next((cost for cost in self.evaluation_costs if found and cost.step == found.step), None)
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment that the run has of its own; None of one in the usual environment."""
+        return (self.config.get("environment") or {}).get("name")
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        """The variables of that environment."""
+        return (self.config.get("environment") or {}).get("variables") or {}
 
     @property
     def devices_per_node(self) -> int:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from math import inf
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,16 @@ def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
             f"{needed_by} needs {missing}, which is not installed; install the extra with: python -m pip install "
             f"'dpcompare[{extra}]'"
         ) from None
+
+
+def installed_packages() -> dict[str, str]:
+    """Distribution -> version, of all that this interpreter finds; of two of a name the one that is imported."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name:  # an installer that was interrupted leaves folders without one
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items()))
 
 
 def is_custom(name: str) -> bool:
@@ -105,6 +115,12 @@ class PythonEnvironment:
         return self.is_finished and record is not None and record.is_of(requirements, origin)
 
     @property
+    def requirements(self) -> tuple[str, ...]:
+        """What it is made with; nothing if it has not been made."""
+        record = self._record()
+        return record.requirements if record else ()
+
+    @property
     def first(self) -> tuple[str, ...]:
         """What was installed before its requirements."""
         record = self._record()
@@ -115,6 +131,17 @@ class PythonEnvironment:
         """Whether its making was interrupted."""
         record = self._record()
         return record is not None and not record.finished
+
+    def remove(self) -> None:
+        """Delete it.
+
+        Raises:
+            RequestError: its folder holds something else, which is left alone.
+        """
+        self._refuse_other()
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self._record_file.unlink(missing_ok=True)
 
     def make(self, requirements: Sequence[str], origin: str, *, first: Sequence[str] = (), index: str = "") -> None:
         """Make it, again if it is there already; what the installer says goes to stderr.
@@ -132,11 +159,7 @@ class PythonEnvironment:
             RequestError: the folder holds something else, which is left alone.
             RunFailedError: the installer failed.
         """
-        if self.folder.exists() and self._record() is None:
-            raise RequestError(
-                f"{str(self.folder)!r} is not an environment that dpcompare made, and is left alone; expected a path "
-                "where nothing is: move it away"
-            )
+        self._refuse_other()
         record = _Record(requirements=tuple(requirements), first=tuple(first), origin=origin, finished=False)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         write_document(record, self._record_file)
@@ -152,6 +175,13 @@ class PythonEnvironment:
                     str(self.folder),
                 )
         write_document(record.model_copy(update={"finished": True}), self._record_file)
+
+    def _refuse_other(self) -> None:
+        if self.folder.exists() and self._record() is None:
+            raise RequestError(
+                f"{str(self.folder)!r} is not an environment that dpcompare made, and is left alone; expected a path "
+                "where nothing is: move it away"
+            )
 
     def _creation(self) -> list[str]:
         if installer_name() == "uv":

@@ -33,6 +33,7 @@ from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
 from dpcompare.system.machine import this_machine
 from dpcompare.system.processes import MemoryPeak
+from dpcompare.system.python_environment import installed_packages
 from dpcompare.training import late_step, loop, probe
 from dpcompare.training.evaluated import keep_predictions
 from dpcompare.training.observer import Observer, variables_of
@@ -265,6 +266,7 @@ def _record(
                 if package in sys.modules
             },
         },
+        packages=installed_packages() if backend.process_rank == 0 else {},
         observed=observer.observed(backend, description),
         gradients=description.gradients,
     )

@@ -19,7 +19,7 @@ def _torch_alone(monkeypatch):
             raise RequestError("tensorflow is not installed")
 
     monkeypatch.setattr(arms, "require_framework", require_framework)
-    monkeypatch.setattr(arms, "require_mode", lambda *received: None)
+    monkeypatch.setattr(arms, "require_environment", lambda config: None)
 
 
 def request(framework, mode, stages=None, device="cpu"):

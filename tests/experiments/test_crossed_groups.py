@@ -182,7 +182,7 @@ def test_one_framework_alone_is_compared_by_two_modes():
 @pytest.mark.seconds
 def test_every_crossed_contender_can_be_run(monkeypatch):
     """Whether or not its framework is installed."""
-    monkeypatch.setattr("dpcompare.experiments.verify_runs.require_mode", lambda framework, mode, python: None)
+    monkeypatch.setattr("dpcompare.experiments.verify_runs.require_environment", lambda config: None)
     for group in planned(modes=known_modes("mlp")):
         for contender in group.contenders:
             config = config_of(contender, group.workload, "cpu", {}, group.checkpoint_every)
