@@ -19,9 +19,10 @@ import pytest
 from dpcompare._version import __version__
 from dpcompare.backends import cuda_wheels
 from dpcompare.backends.availability import missing_packages
-from dpcompare.cli.option_values import interpreters
+from dpcompare.cli.option_values import environment_called, interpreters
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.launch import setup
+from dpcompare.launch.setup import interpreter_called
 from tests.support.command import invoke, start
 from tests.support.wheels import write_wheel
 
@@ -425,3 +426,56 @@ def test_environments_go_with_the_environment_of_dpcompare(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert setup.environments_dir() == tmp_path / "data" / "dpcompare" / "environments"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_an_environment_with_a_name_has_what_was_asked_for(environments, indexes, monkeypatch, installer):
+    if installer == "pip":
+        monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    write_wheel(indexes / "cpu" / "torch", "torch", "97.0+cpu")
+    asked = ("setup", "--env", "old", "torch==97.*", "timm", "--device", "cpu")
+    dry = invoke(*asked, "--dry-run")
+    assert (dry.code, interpreter_called("old")) == (0, None)
+    assert "torch in env=old: it is not there" in dry.stderr
+    done = invoke(*asked)
+    assert done.code == 0, done.stderr
+    assert versions_of(environments / "named", "old")["torch"] == "97.0+cpu"
+    assert interpreter_called("old") == str(environments / "named" / "old" / "bin" / "python")
+    assert environment_called("old", ["old=TORCH_X=0"]).python == interpreter_called("old")
+    made_at = (environments / "named" / "old.json").stat().st_mtime_ns
+    again = invoke(*asked)
+    assert (again.code, (environments / "named" / "old.json").stat().st_mtime_ns) == (0, made_at)
+    assert "torch in env=old: usable" in again.stderr
+    listed = invoke("setup", "--list")
+    assert listed.stdout.startswith(f"old: {interpreter_called('old')} (dpcompare[torch,")
+    assert invoke("setup", "--list", "--json").json["environments"][0]["usable"]
+    assert invoke("setup", "--remove", "old").code == 0
+    assert not list((environments / "named").iterdir())
+
+
+def test_a_named_environment_that_was_interrupted_is_not_used(environments):
+    folder = environments / "named"
+    (folder / "old" / "bin").mkdir(parents=True)
+    (folder / "old" / "bin" / "python").touch()
+    record = {"requirements": ["torch==97.*"], "origin": "", "finished": False}
+    (folder / "old.json").write_text(json.dumps(record))
+    assert interpreter_called("old") is None
+    assert "old: not finished, or of another dpcompare: make it again" in invoke("setup", "--list").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["torch==2.13.*"], "received torch==2.13.*, which are requirements of an environment with a name; expected"),
+        (["--env", "a,b", "torch"], "--env: received 'a,b', expected letters, digits and . _ - such as old"),
+        (["--env", "old", "numpy"], "--env: received 'old' with no framework; expected one framework in each"),
+        (["--env", "old", "torch", "jax"], "--env: received 'old' with torch and jax; expected one framework in each"),
+        (["--remove", "old"], "--remove: received 'old', expected one of"),
+        (["--list", "--remove", "old"], "--list and --remove NAME: received with other arguments; expected one"),
+    ],
+)
+def test_wrong_requests_for_named_environments(environments, index, arguments, says):
+    refused = invoke("setup", "--device", "cpu", *arguments)
+    assert refused.code == 2
+    assert says in refused.stderr
