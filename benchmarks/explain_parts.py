@@ -3,8 +3,9 @@
     python -m benchmarks.explain_parts OUT [--model efficientnet-b2] [--steps 24] [--rounds 6] [--write [FOLDER]]
 
 Each arm of ARMS is explained on two simulated nodes of one CPU device, or on one device where its mode has no more. A
-part is what a step saves without it, a difference of runs: together they miss the step by what the rounds vary. Devices that share the cores of one machine
-contend for them, which devices with cores of their own do not. OUT keeps the runs; the same command continues.
+part is what a step saves without it, a difference of runs, so together they miss the step by what the rounds vary.
+Devices that share the cores of one machine contend for them, which devices with cores of their own do not. OUT keeps
+the runs; the same command continues.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ WARMUP_STEPS = 6
 
 
 def parts(arm: str, explained: Explanation) -> Iterator[tuple[str, str, float, float]]:
-    """Arm, part, milliseconds and share of the step, the whole step first; what noise takes below 0 is left out."""
+    """Arm, part, milliseconds and share of the step, the whole step first.
+
+    Contention between devices is a part of other parts; what noise takes below 0 is left out.
+    """
     yield arm, STEP, explained.step_milliseconds, 1.0
     for row in explained.parts:
-        if row.part != "together" and row.milliseconds_shown > 0:
+        if row.part != "sharing" and row.share > 0:
             yield arm, row.words, row.milliseconds_shown, row.milliseconds_shown / explained.step_milliseconds
 
 

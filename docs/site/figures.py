@@ -238,10 +238,64 @@ def _draw_ring(canvas: Canvas, x: float, y: float, colour: str = "edge") -> None
     canvas.box(x - 4, y - 4, 8, 8, "empty", colour, radius=4)
 
 
+PART_FILLS = {
+    "computing": "head-data",
+    "launching and updating": "ink",
+    "input": "head-parameters",
+    "exchange": "head-gradients",
+    "waiting for the slowest": "head-edge",
+    "exchange, waiting and contention": "head-gradients",
+    "overlap of input and exchange": "soft",
+}
+"""Words of a part of the step, as `benchmarks.explain_parts` keeps them, in the order of the bars."""
+BAR_HEIGHT = 26
+LEAST_FOR_LABEL = 0.07
+"""Share of the longest step from which on a part has room for its milliseconds."""
+
+
+def draw_parts(result: Result) -> str:
+    """The SVG of the parts of a step, a bar for each arm, with a line where the step itself ends."""
+    canvas = Canvas(WIDTH)
+    title = "What a step consists of"
+    canvas.text(MARGIN, 32, title, "ink", "title")
+    rows = rows_of(result)
+    arms = {arm: list(of_arm) for arm, of_arm in groupby(rows, lambda row: str(row["arm"]))}
+    steps = {arm: number_of(of_arm[0]["ms"]) for arm, of_arm in arms.items()}
+    sums = [sum(number_of(row["ms"]) for row in of_arm[1:]) for of_arm in arms.values()]
+    scale = Scale(most=max([*sums, *steps.values()]), start=MARGIN, end=WIDTH - MARGIN)
+    y = 60.0
+    for arm, of_arm in arms.items():
+        canvas.text(MARGIN, y, f"{arm}: {steps[arm]:.0f} ms per step, where the line ends it", "ink")
+        _draw_bar(canvas, of_arm[1:], scale, y + 8)
+        canvas.line(scale.at(steps[arm]), y + 5, scale.at(steps[arm]), y + 11 + BAR_HEIGHT, "edge")
+        y += BAR_HEIGHT + 36
+    shown = [part for part in PART_FILLS if any(row["part"] == part for row in rows)]
+    for number, part in enumerate(shown):
+        column, line = number % 2, number // 2
+        x, top = MARGIN + column * 220, y - 10 + line * 20
+        canvas.box(x, top, 12, 12, PART_FILLS[part], radius=2)
+        canvas.text(x + 18, top + 10, part, "soft", "small")
+    return canvas.svg(title, y + 10 + (len(shown) + 1) // 2 * 20)
+
+
+def _draw_bar(canvas: Canvas, rows: Sequence[Row], scale: Scale, top: float) -> None:
+    """The parts of one step, one after another, with the milliseconds of those that have room."""
+    before = 0.0
+    order = list(PART_FILLS)
+    for row in sorted(rows, key=lambda row: order.index(str(row["part"]))):
+        milliseconds, part = number_of(row["ms"]), str(row["part"])
+        left, right = scale.at(before), scale.at(before + milliseconds)
+        canvas.box(left, top, right - left, BAR_HEIGHT, PART_FILLS[part], radius=0)
+        if milliseconds > LEAST_FOR_LABEL * scale.most:
+            canvas.text((left + right) / 2, top + 17, f"{milliseconds:.0f}", "paper", anchor="middle")
+        before += milliseconds
+
+
 FIGURES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "step-timeline.svg": ("step-timeline", draw_step),
     "speed-over-devices.svg": ("projection-700mbit-300mbit", draw_speed),
     "links.svg": ("links", draw_links),
+    "explain-parts.svg": ("explain-parts", draw_parts),
 }
 """Name of a file -> the result that it shows, and what draws it."""
 

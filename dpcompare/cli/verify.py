@@ -272,7 +272,7 @@ def _in_environments(plan: Plan, pairs: Sequence[str]) -> Plan:
     ]
     if not groups:
         raise RequestError("\n".join(lacking.values()))
-    return replace(plan, groups=groups, left_out=[*plan.left_out, *lacking.values()])
+    return replace(plan, groups=groups, left_out=list(lacking.values()))
 
 
 def _beyond_quick(interpreters: dict[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dpcompare.config.environment import USUAL
 from dpcompare.experiments.constancy import ArmRounds, Facts, versions_of
 from dpcompare.results.result import RunResult
+from dpcompare.system.terminal_text import pluralize
 
 
 def in_words(result: RunResult) -> str:
@@ -53,16 +54,26 @@ def change_logs(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _change_log(one: RunResult, two: RunResult) -> str:
-    """`torch in env=old, against the usual one: torch 2.13.0 (2.14.1), TORCH_X=0 (unset)`."""
-    # Of what several rows have, `versions` say more: for which device a build is.
-    before, after = ({**run.packages, **versions_of(run), **run.own_variables} for run in (one, two))
-    variables = one.own_variables | two.own_variables
+    """`torch in env=old, against the usual one: torch 2.13.0 (2.14.1), TORCH_X=0 (unset), 2 packages in one alone`.
+
+    Packages that only one of them has are counted, unless they are among the versions that all results have.
+    """
+    versions = [versions_of(run) for run in (one, two)]
+    before, after = (facts | run.own_variables for facts, run in zip(versions, (one, two), strict=True))
     changed = [
-        f"{name}{'=' if name in variables else ' '}{after.get(name, 'none')} "
-        f"({before.get(name, 'unset' if name in variables else 'none')})"
+        f"{name}={after.get(name, 'unset')} ({before.get(name, 'unset')})"
+        if name in one.own_variables or name in two.own_variables
+        else f"{name} {after.get(name, 'none')} ({before.get(name, 'none')})"
         for name in dict.fromkeys([*after, *before])
         if before.get(name) != after.get(name)
     ]
+    # Of what both list, `versions` say more: for which device a build is.
+    others = [{name: run.packages[name] for name in run.packages if name not in before | after} for run in (one, two)]
+    both = sorted(others[0].keys() & others[1].keys() - {"dpcompare"})
+    pairs = ((name, others[1][name], others[0][name]) for name in both)
+    changed += [f"{name} {new} ({old})" for name, new, old in pairs if new != old]
+    if alone := len(others[0].keys() ^ others[1].keys()):
+        changed.append(f"{pluralize(alone, 'package')} in one alone")
     what = ", ".join(changed) or "nothing that is recorded differs"
     return f"{two.framework} in {_named(two)}, against {_named(one)}: {what}"
 

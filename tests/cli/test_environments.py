@@ -151,6 +151,14 @@ def test_a_change_log_says_what_an_environment_has_otherwise():
     assert change_logs([old, usual, old, result("jax", "single")]) == [
         "torch in env=old, against the usual one: torch 2.13.0 (2.14.1), TORCH_X=0 (unset), timm none (1)"
     ]
+    packages = (
+        {"torch": "2.13.0", "h5py": "3", "a": "1"},
+        {"torch": "2.14.1", "h5py": "2", "b": "1", "dpcompare": "9"},
+    )
+    one, two = (
+        ran(name, versions={"torch": "2"}, packages=each) for name, each in zip(("x", None), packages, strict=True)
+    )
+    assert change_logs([one, two]) == ["torch in env=x, against the usual one: h5py 3 (2), 3 packages in one alone"]
     assert change_logs([usual, ran("copy", versions=usual.versions)]) == [
         "torch in env=copy, against the usual one: nothing that is recorded differs"
     ]

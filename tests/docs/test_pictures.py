@@ -6,11 +6,13 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.evidence import RESULTS, load
+from benchmarks.explain_parts import STEP, parts
 from benchmarks.step_timeline import spans
 from docs.site.diagrams import PICTURES, pictures
 from docs.site.exchanges import EXCHANGES
-from docs.site.figures import FIGURES, Scale, spread_of
+from docs.site.figures import FIGURES, PART_FILLS, Scale, spread_of
 from dpcompare.config.modes import MODES
+from dpcompare.projection.explanation import WORDS, Explanation, PartRow
 from dpcompare.results.timeline import Timeline
 
 PAGES = sorted(PICTURES.parent.rglob("*.md"))
@@ -91,3 +93,19 @@ def test_pictures_are_small_and_fetch_nothing():
             svg = path.read_text()
             assert "@import" not in svg, path
             assert not re.search(r"(href|src)=|url\(['\"]?(?!#)", svg), path
+
+
+def test_the_parts_of_a_step_have_a_fill_and_leave_out_noise():
+    fields = {"meaning": "", "low": None, "high": None, "stands_out": False}
+    shares = {"input": 0.25, "exchange": 0.5, "waiting": -0.02, "sharing": 0.1}
+    found = [
+        PartRow(part=part, words=WORDS[part], share=share, milliseconds=80 * share, **fields)
+        for part, share in shares.items()
+    ]
+    explained = Explanation.model_construct(step_milliseconds=80.0, parts=found)
+    assert list(parts("torch ddp", explained)) == [
+        ("torch ddp", STEP, 80.0, 1.0),
+        ("torch ddp", "input", 20.0, 0.25),
+        ("torch ddp", "exchange", 40.0, 0.5),
+    ]
+    assert {*WORDS.values()} - {WORDS["sharing"]} == PART_FILLS.keys()
