@@ -19,9 +19,9 @@ from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import (
     Percentage,
     interpreters,
-    named_environments,
     parse_percentage,
     parse_seconds,
+    refuse_other_names,
     refuse_own_backend,
 )
 from dpcompare.cli.options import OPTIONS, RunOptions
@@ -313,11 +313,8 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
     requests = [arm_request(text, run_options) for text in texts]
-    if unused := named_environments(run_options.env).keys() - {request.environment for request in requests}:
-        name = min(unused)
-        raise RequestError(
-            f"--env: received {name!r}, which no arm uses; expected an arm with it: {texts[0]},env={name}"
-        )
+    used = {request.environment for request in requests}
+    refuse_other_names(run_options.env, used, f"an arm with it, such as {texts[0]},env=NAME")
     pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(
         requests, options.nodes, options.devices_per_node, pythons, options.devices, emulated=bool(options.arm)
@@ -351,7 +348,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
     overrides = dict(_parse_change(change, text, named_by) for change in own)
     topology = {name: overrides.pop(name) for name in OWN_TOPOLOGY if name in overrides}
     changes = _in_name(overrides)
-    environment = overrides.pop(ENVIRONMENT, None)
+    environment = overrides.pop(ENVIRONMENT, run_options.environment)
     options = run_options.changed(framework=framework, mode=mode, environment=environment, **overrides)
     return ArmRequest(
         text=text,

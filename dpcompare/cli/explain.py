@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dpcompare.cli import completion
-from dpcompare.cli.build_study import arm_request
+from dpcompare.cli.build_study import ENVIRONMENT, arm_request
 from dpcompare.cli.compare import prepared, print_plan
 from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, measured_link, require_trusted_interpreter
+from dpcompare.cli.option_values import (
+    interpreters,
+    measured_link,
+    only_environment,
+    refuse_other_names,
+    require_trusted_interpreter,
+)
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
@@ -127,7 +133,10 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             f"{str(path / 'runs')!r}"
         )
     if not path.exists() and ":" in arm_or_run:
+        if f",{ENVIRONMENT}=" not in arm_or_run:
+            options = options.changed(environment=only_environment(options.env))
         request = arm_request(arm_or_run, options, named_by="ARM_OR_RUN")
+        refuse_other_names(options.env, {request.environment}, "the environment of the arm")
         nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
         arms, refusals = expand_arms([request], nodes or None, devices or None, interpreters(options.python))
         if not arms:
@@ -146,6 +155,8 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
+    own = {config.environment.name} if config.environment else set()
+    refuse_other_names(options.env, own, "the environment of the run, or none")
     require_trusted_interpreter(config, interpreters(options.python), options.env, named_by=f"the run {arm_or_run!r}")
     cluster = config.cluster
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"

@@ -39,7 +39,7 @@ def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
     """
     options = dict(changes)
     framework, mode = options.pop("framework", config.framework), options.pop("mode", config.mode)
-    left_out = ("python", "tune", "backend") if framework != config.framework else ()
+    left_out = ("python", "env", "tune", "backend") if framework != config.framework else ()
     kept = {name: values for name, values in _options(config) if name not in left_out}
     return hint("run", f"{framework}:{mode}", *_arguments(kept | {name: [value] for name, value in options.items()}))
 
@@ -51,8 +51,13 @@ def autotune_command_of(config: RunConfig) -> str | None:
         return None
     rows = {row.name for row in OPTIONS if row.scope != "run"} | {"nodes", "devices_per_node"}
     given = {name: values for name, values in _options(config) if name in rows - {"profile", "tune"}}
-    arm = f"{config.framework}:{config.mode},profile=native"
+    arm = f"{config.framework}:{config.mode},profile=native{_own(config)}"
     return hint("compare", "--arm", arm, *_arguments(given), "--autotune")
+
+
+def _own(config: RunConfig) -> str:
+    """The end of an arm that has an environment of its own."""
+    return f",env={config.environment.name}" if config.environment else ""
 
 
 def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
@@ -142,7 +147,7 @@ def next_steps(context: click.Context, config: RunConfig, result: RunResult, run
     if other and config.placement.engine == "local" and not any(is_given(context, name) for name in _OF_ONE_FRAMEWORK):
         framework, mode = other
         if _is_usable(framework, context.params.get("python") or ()):
-            arms = ("--arm", f"{config.framework}:{config.mode}", "--arm", f"{framework}:{mode}")
+            arms = ("--arm", f"{config.framework}:{config.mode}{_own(config)}", "--arm", f"{framework}:{mode}")
             yield f"next: {hint('compare', *arms, *_devices(config), *_as_given(context))}   (against {framework})"
         else:
             yield f"next: {hint('setup', '--frameworks', framework)}   (to compare with {framework})"

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -160,10 +160,15 @@ def environment_called(name: str, pairs: Sequence[str]) -> NamedEnvironment:
     Raises:
         RequestError: there is none of this name, or --env cannot be read.
     """
-    from dpcompare.launch.setup import interpreter_called
+    from dpcompare.launch.setup import interpreter_called, names_made
 
     named = named_environments(pairs).get(name, NamedEnvironment())
     made = interpreter_called(name)
+    if made is None and named.python is None and name in names_made():
+        raise RequestError(
+            f"env: the environment {name!r} is unfinished, or was made for another dpcompare; make it again: dpcompare "
+            f"setup --env {name} REQUIREMENT..."
+        )
     if named.python is None and not named.variables and made is None:
         raise RequestError(
             f"env: there is no environment called {name!r}; expected --env {name}=PYTHON or --env "
@@ -195,6 +200,12 @@ def named_environments(pairs: Sequence[str]) -> dict[str, NamedEnvironment]:
             known = replace(known, python=python)
         found[name] = known
     return found
+
+
+def refuse_other_names(pairs: Sequence[str], used: Collection[str | None], expected: str) -> None:
+    """Raise RequestError where --env names an environment that nothing uses, which would change nothing."""
+    if unused := sorted(named_environments(pairs).keys() - used):
+        raise RequestError(f"--env: received {unused[0]!r}, which nothing uses; expected {expected}")
 
 
 def only_environment(pairs: Sequence[str]) -> str | None:
@@ -230,10 +241,16 @@ def require_trusted_interpreter(
     remedy = f"--python {framework}={config.python}"
     if own is not None:
         named = named_environments(env).get(own.name, NamedEnvironment())
-        if named.python not in (None, config.python) or named.variables not in ({}, own.variables):
+        if named.python not in (None, config.python):
             raise RequestError(
-                f"{named_by} uses {config.python} as env={own.name}, and --env says something else of it; expected the "
-                "same or nothing"
+                f"{named_by} uses {config.python} as env={own.name}, and --env names {named.python}; expected the same "
+                "or none"
+            )
+        if dict(named.variables) != own.variables:  # of a file that is another's, one could load a library
+            needed = " ".join(f"--env {own.name}={name}={value}" for name, value in own.variables.items())
+            raise RequestError(
+                f"{named_by} sets variables in env={own.name}, and --env does not set the same; if they are yours, "
+                f"pass them: {needed or 'none'}"
             )
         trusted |= {named.python, interpreter_called(own.name)}
         remedy = f"--env {own.name}={config.python}"

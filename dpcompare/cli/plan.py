@@ -61,6 +61,7 @@ def plan(
     \b
     dpcompare plan torch:ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
     """
+    from dpcompare.launch import plan as planning
     from dpcompare.launch.inputs import check_inputs
 
     options = with_named_mode(context, named_mode, values)
@@ -68,10 +69,10 @@ def plan(
         raise RequestError(f"--json: received with --format {output_format}; give one of them")
     config = as_remembered(build_config(options))
     check_inputs(config)
+    planning.require_free_variables(config)
     predicted = _predicted(config, study) if study else None
 
     from dpcompare.config.setting import require_one_line
-    from dpcompare.launch import plan as planning
     from dpcompare.launch.engines import load_engine
     from dpcompare.launch.plan import shell_script
     from dpcompare.launch.run import default_run_dir

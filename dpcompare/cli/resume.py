@@ -13,7 +13,13 @@ from click.core import ParameterSource
 from dpcompare._version import __version__
 from dpcompare.cli.build_config import cluster_of_machines
 from dpcompare.cli.build_study import WORDS
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
+from dpcompare.cli.option_values import (
+    interpreters,
+    listed,
+    named_interpreters,
+    refuse_other_names,
+    require_trusted_interpreter,
+)
 from dpcompare.cli.options import OPTIONS, RunOptions, engine_option_names, placement_values, values_of
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import MODES
@@ -70,6 +76,8 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     choose = named_interpreters if framework == config.framework else interpreters
     if framework != config.framework:
         changes["environment"] = None
+    own = {config.environment.name} if config.environment and framework == config.framework else set()
+    refuse_other_names(options.env, own, "the environment of the run, or none")
     if config.environment and framework == config.framework:
         require_trusted_interpreter(config, interpreters(options.python), options.env, named_by="--resume: the run")
     elif python := choose(options.python).get(framework):
@@ -211,6 +219,8 @@ def resumed_study(
             "again, or it would end here, as another look at its claims"
         )
     named = named_interpreters(context.params["python"])
+    own = {arm.config.environment.name for arm in study.arms if arm.config.environment}
+    refuse_other_names(context.params["env"], own, "environments of the study, or none")
     for arm in study.arms:
         if arm.config.environment is None:
             _require_same_interpreter(arm.config, named)

@@ -74,7 +74,9 @@ def setup(
     from dpcompare.launch.setup import make, needs, require_space, sizes_of
 
     if lists or remove is not None:
-        _refuse_more(requirements, name, lists, remove)
+        given = requirements or frameworks or dry_run or name is not None or (as_json and not lists)
+        if given or (lists and remove is not None):
+            raise RequestError("--list and --remove NAME: received with other arguments; expected one of them alone")
         return _list(as_json) if lists else _remove(str(remove))
     found = (
         [_named(name, requirements, frameworks, device)]
@@ -113,12 +115,6 @@ def _named(name: str, requirements: Sequence[str], frameworks: str | None, devic
     return named_need(name, requirements, _frameworks(frameworks) if frameworks else (), _device_type(device))
 
 
-def _refuse_more(requirements: Sequence[str], name: str | None, lists: bool, remove: str | None) -> None:
-    """Refuse what --list and --remove do not take."""
-    if requirements or name is not None or (lists and remove is not None):
-        raise RequestError("--list and --remove NAME: received with other arguments; expected one of them alone")
-
-
 def _list(as_json: bool) -> int:
     """Print the environments that have names, with what they were made with."""
     from dpcompare.launch.setup import interpreter_called, named_environment, names_made
@@ -133,7 +129,7 @@ def _list(as_json: bool) -> int:
         print_json({"environments": rows})
         return 0
     for name, environment in made.items():
-        state = environment.python if name in usable else "not finished, or of another dpcompare: make it again"
+        state = environment.python if name in usable else "unfinished, or made for another dpcompare; make it again"
         click.echo(f"{name}: {state} ({' '.join(environment.requirements)})")
     if not made:
         click.echo("no environment has a name; make one: dpcompare setup --env old 'torch==2.13.*'", err=True)
@@ -141,13 +137,13 @@ def _list(as_json: bool) -> int:
 
 
 def _remove(name: str) -> int:
-    from dpcompare.launch.setup import named_environment, names_made
+    from dpcompare.launch.setup import names_made, remove
 
     if name not in names_made():
         raise RequestError(
-            f"--remove: received {name!r}, expected one of {', '.join(names_made()) or 'none: there is none'}"
+            f"--remove: there is no environment called {name!r}; `dpcompare setup --list` lists those with names"
         )
-    named_environment(name).remove()
+    remove(name)
     click.echo(f"{name}: removed", err=True)
     return 0
 

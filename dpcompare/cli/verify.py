@@ -21,6 +21,7 @@ from dpcompare.cli.option_values import (
     listed,
     named_environments,
     named_interpreters,
+    refuse_other_names,
     require_trusted_interpreter,
 )
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
@@ -96,7 +97,8 @@ _QUICK_MODES = tuple(dict.fromkeys(mode for _, mode in modes_of_each_framework()
     "--env",
     multiple=True,
     metavar="NAME,...|NAME=...",
-    help="As for `run`: compare each mode of a framework in these environments, one alone with the usual one.",
+    help="As for `run`: verify each mode of a framework in these environments; a single one is compared with the "
+    "usual environment.",
 )
 @click.option("--full", is_flag=True, help="Print every check, not only those that failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -181,6 +183,7 @@ def plan_asked_for(
         against=against,
         interpreters=interpreters(python),
         seldom=[key for key, row in MODES.items() if not row.by_default] if modes is None and not quick else [],
+        least=1 if env else 2,
     )
     if quick and frameworks is None and modes is None and (others := _beyond_quick(plan.interpreters)):
         plan.left_out.append(
@@ -215,6 +218,7 @@ def _asked_for(
     against: Literal["cpu"] | None,
     interpreters: dict[str, str],
     seldom: Collection[tuple[str, str]],
+    least: int,
 ) -> Plan:
     """The groups of the named modes, of the named frameworks or of all that are installed."""
     from dpcompare.experiments.contenders import known_modes
@@ -233,10 +237,11 @@ def _asked_for(
         against=against,
         asked=asked,
         seldom=seldom,
+        least=least,
     )
     if not present:
         raise RequestError("no framework is left to verify; install one, or name its environment with --python")
-    left_out = not_compared(groups, present, named)
+    left_out = not_compared(groups, present, named) if least > 1 else []  # each is compared with itself elsewhere
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
@@ -267,12 +272,14 @@ def _in_environments(plan: Plan, pairs: Sequence[str]) -> Plan:
     groups = [
         replace(group, contenders=in_environments(of_framework, environments))
         for group in plan.groups
-        for framework in FRAMEWORKS.keys() - lacking.keys()
+        for framework in FRAMEWORKS
+        if framework not in lacking
         if (of_framework := [each for each in group.contenders if each.framework == framework])
     ]
     if not groups:
-        raise RequestError("\n".join(lacking.values()))
-    return replace(plan, groups=groups, left_out=list(lacking.values()))
+        expected = "expected modes of a framework that all environments have"
+        raise RequestError("\n".join(lacking.values()) or f"--env: nothing is left to verify; {expected}")
+    return replace(plan, groups=groups, left_out=[*plan.left_out, *lacking.values()])
 
 
 def _beyond_quick(interpreters: dict[str, str]) -> list[str]:
@@ -366,8 +373,11 @@ def _like(
 
     chosen = interpreters(python)
     named = RunConfig.load(run_dir / CONFIG_FILE)
+    names = {named.environment.name} if named.environment else set()
+    refuse_other_names(env, names, "the environment of the run, or none")
     own = {} if named.framework in named_interpreters(python) else {named.framework: named.python}
-    if own and Path(named.python).exists():  # before anything of a run that may be another's is imported
+    # Before anything of a run that may be another's is imported.
+    if named.environment is not None or (own and Path(named.python).exists()):
         require_trusted_interpreter(named, chosen, env, named_by="--like: the run")
         chosen |= own if named.environment is None else {}
     config = run_to_prove(run_dir, other_data="dataset" in asked)

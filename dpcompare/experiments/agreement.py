@@ -41,10 +41,26 @@ def batchnorm_epsilon(result: RunResult) -> Any:
 
 
 def environment(result: RunResult) -> str:
-    """The variables that the framework reads, but for those of the arm's own environment, which is compared apart."""
-    variables = acting_on(result.framework, result.settings.get("environment") or {})
-    inherited = {name: value for name, value in variables.items() if name not in result.own_variables}
-    return ", ".join(f"{name}={value}" for name, value in sorted(inherited.items())) or "none"
+    return _in_one_line(acting_on(result.framework, result.settings.get("environment") or {})) or "none"
+
+
+def _in_one_line(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
+
+
+def same_environment(results: Sequence[RunResult], found: Sequence[Any], values: Values) -> Outcome:
+    """Compare the variables that are of no arm's own environment: those are what is compared."""
+    own = owned_variables(results)
+    inherited = {
+        _in_one_line({name: value for name, value in variables.items() if name not in own})
+        for variables in (acting_on(each.framework, each.settings.get("environment") or {}) for each in results)
+    }
+    return Outcome(equal=len(set(found)) == 1, is_reason=len(inherited) > 1)
+
+
+def owned_variables(results: Sequence[RunResult]) -> set[str]:
+    """The names of variables that the environment of any of these runs sets."""
+    return {name for result in results for name in result.own_variables}
 
 
 def measured_steps(result: RunResult) -> int | str:

@@ -136,8 +136,8 @@ def _require_other_environments(arms: Sequence[Arm]) -> None:
         if other != name:
             both = " and ".join(f"env={each}" if each else "an arm without env=" for each in (other, name))
             raise RequestError(
-                f"env: {both} are one environment, {arm.config.python} with the same variables; expected one name for "
-                "each, or another interpreter or variable"
+                f"env: {both} are the same environment ({arm.config.python}, same variables); expected one name "
+                "for it, or another interpreter or variable"
             )
 
 

@@ -35,8 +35,8 @@ def unlike_versions(arms: Sequence[ArmRounds]) -> list[str]:
 
 
 def _unlike(of_arms: Sequence[Facts]) -> Iterator[str]:
-    """`torch 2.13.0 and 2.14.1` for each package that several arms have in several versions."""
-    for package in dict.fromkeys(package for facts in of_arms for package in facts):
+    """`torch 2.13.0 and 2.14.1` for each package that several arms have in several versions; a driver is the host's."""
+    for package in dict.fromkeys(package for facts in of_arms for package in facts if package != "driver"):
         there = list(dict.fromkeys(facts[package] for facts in of_arms if package in facts))
         if len(there) > 1:
             yield f"{package} {' and '.join(there)}"
@@ -54,14 +54,14 @@ def change_logs(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _change_log(one: RunResult, two: RunResult) -> str:
-    """`torch in env=old, against the usual one: torch 2.13.0 (2.14.1), TORCH_X=0 (unset), 2 packages in one alone`.
+    """`torch in env=old, against the usual one: torch 2.13.0 (2.14.1), X=0 (unset), 2 packages in only one of them`.
 
     Packages that only one of them has are counted, unless they are among the versions that all results have.
     """
     versions = [versions_of(run) for run in (one, two)]
     before, after = (facts | run.own_variables for facts, run in zip(versions, (one, two), strict=True))
     changed = [
-        f"{name}={after.get(name, 'unset')} ({before.get(name, 'unset')})"
+        f"{name}={_value(two, name)} ({_value(one, name)})"
         if name in one.own_variables or name in two.own_variables
         else f"{name} {after.get(name, 'none')} ({before.get(name, 'none')})"
         for name in dict.fromkeys([*after, *before])
@@ -73,9 +73,16 @@ def _change_log(one: RunResult, two: RunResult) -> str:
     pairs = ((name, others[1][name], others[0][name]) for name in both)
     changed += [f"{name} {new} ({old})" for name, new, old in pairs if new != old]
     if alone := len(others[0].keys() ^ others[1].keys()):
-        changed.append(f"{pluralize(alone, 'package')} in one alone")
-    what = ", ".join(changed) or "nothing that is recorded differs"
+        changed.append(f"{pluralize(alone, 'package')} in only one of them")
+    what = ", ".join(changed) or "no recorded difference"
     return f"{two.framework} in {_named(two)}, against {_named(one)}: {what}"
+
+
+def _value(run: RunResult, name: str) -> str:
+    """That of a variable, as far as it is recorded."""
+    recorded = (run.settings.get("environment") or {}) | run.own_variables
+    inherited = "inherited" if run.variables and name in run.variables.digests else "unset"
+    return str(recorded.get(name, inherited))
 
 
 def _named(run: RunResult) -> str:

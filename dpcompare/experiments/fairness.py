@@ -195,7 +195,7 @@ def row_between_arms(arms: Sequence[ArmRounds]) -> Row:
         values=[environment_in_words(run) for arm in arms for run in arm.runs],
         equal=not unlike,
         reason=bool(unlike),
-        remedy="use one environment for all arms of a framework, or give the other one a name: --env and env=NAME",
+        remedy="use one environment for all arms of a framework, or give the other one a name (--env, env=NAME)",
         detail="; ".join(unlike),
     )
 

@@ -22,6 +22,7 @@ from dpcompare.experiments.agreement import (
     on_cpu,
     same_batches,
     same_decisions,
+    same_environment,
 )
 from dpcompare.experiments.check_row import Differs, FairnessCheck, workload_check
 from dpcompare.experiments.observed_checks import OBSERVED
@@ -291,6 +292,7 @@ CHECKS: dict[str, FairnessCheck] = {
         values.environment,
         Changes.LEARNING,
         "unset them, or set the same for both; what only one framework reads can only be unset",
+        compare=same_environment,
     ),
     "input threads per replica": FairnessCheck(
         values.setting_value("input_threads"), Changes.SPEED, "use the same --input-threads"

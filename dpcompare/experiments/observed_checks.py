@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpcompare.config.setting import Changes
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Read, Values, as_asked
+from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Read, Values, as_asked, owned_variables
 from dpcompare.experiments.check_row import FairnessCheck
 from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.result import RunResult
@@ -68,17 +68,12 @@ def same_where_known(results: Sequence[RunResult], figures: Sequence[Any], value
 
 
 def other_variables(result: RunResult) -> Any:
-    """Those that are not of the arm's own environment."""
-    if result.variables is None:
-        return NOT_KNOWN
-    own = result.own_variables
-    inherited = {name: digest for name, digest in result.variables.digests.items() if name not in own}
-    return result.variables.model_copy(update={"digests": inherited})
+    return NOT_KNOWN if result.variables is None else result.variables
 
 
 def same_variables(results: Sequence[RunResult], found: Sequence[Any], values: Values) -> Outcome:
-    """Compare the variables of all whose processes have looked."""
-    differ = bool(_differing(found))
+    """Compare the variables of all whose processes have looked, but for those of an arm's own environment."""
+    differ = bool(set(_differing(found)) - owned_variables(results))
     return Outcome(equal=not differ and len({value == NOT_KNOWN for value in found}) == 1, is_reason=differ)
 
 

@@ -100,7 +100,8 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     if not arm.completed or not baseline.completed or arm.source != baseline.source:
         return None
     run, one = arm.completed[0], baseline.completed[0]
-    if (one.mode, one.framework) != ("single", run.framework) or run.num_replicas == 1:
+    same = (one.framework, one.environment) == (run.framework, run.environment)
+    if one.mode != "single" or not same or run.num_replicas == 1:
         return None
     # All rounds of both: the speed-up is of all of them.
     sheet = sheet_of_arms([arm, baseline], sorted(OF_SCALING))

@@ -31,6 +31,7 @@ def plan_groups(
     against: Literal["cpu"] | None = None,
     asked: dict[str, FieldValue] | None = None,
     seldom: Collection[tuple[str, str]] = (),
+    least: int = 2,
 ) -> list[Group]:
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
 
@@ -46,6 +47,7 @@ def plan_groups(
         seldom: (framework, mode) of what trains a big model in one group for each number of replicas, in the last
             precision with its first optimizer; if there is any, another way to run a mode (VARIANTS) does so too.
             Small models are trained by all.
+        least: contenders that a group must have; 1 where each is then run in several environments.
 
     Raises:
         RequestError: see `check_request`.
@@ -69,7 +71,7 @@ def plan_groups(
             groups += crossed_groups(frameworks, modes, replicas, device=device, asked=asked)
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
-    return [group for group in groups if len(group.to_run) > 1]
+    return [group for group in groups if len(group.to_run) >= least]
 
 
 def _thinned(groups: list[Group], seldom: Collection[tuple[str, str]], *, is_last: bool) -> Iterator[Group]:

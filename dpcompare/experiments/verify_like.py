@@ -212,4 +212,12 @@ def _one_device(config: RunConfig, workload: Workload) -> Contender | None:
         parts = 1
     if config.topology.num_replicas == 1:
         return None
-    return Contender(framework=config.framework, mode="single", num_nodes=1, devices_per_node=1, accumulate=parts)
+    return Contender(
+        framework=config.framework,
+        mode="single",
+        num_nodes=1,
+        devices_per_node=1,
+        accumulate=parts,
+        environment=config.environment,
+        python=config.python if config.environment else None,
+    )

@@ -10,6 +10,7 @@ from dpcompare.backends.custom_model import described_layers
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
+from dpcompare.errors import RequestError
 from dpcompare.models.layer_matching import (
     NO_NAMES,
     Layer,
@@ -132,6 +133,12 @@ def _matched(runs: Sequence[PreparedRun]) -> dict[str, Any]:
     model = runs[0].workload.model
     reference, *others = (framework for framework in FRAMEWORKS if framework in of_framework)
     found = {framework: _layers(run, run.inputs.num_classes) for framework, run in of_framework.items()}
+    for run in runs:
+        if _layers(run, run.inputs.num_classes) != found[run.framework]:
+            raise RequestError(
+                f"model: {model!r} has other layers in one environment of {run.framework} ({run.python}) than in "
+                "another; expected the same in all, with the same names"
+            )
     layers, drop_layers = {}, {}
     for framework in of_framework:
         if any(shared):

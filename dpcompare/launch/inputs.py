@@ -40,7 +40,13 @@ def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = N
 
 def prepare_again(config: RunConfig, *, largest_batch: int | None = None) -> PreparedRun:
     """Like `prepare_inputs`, for a run that had its inputs: a custom model's layers correspond as they did there."""
-    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, as_in=config.inputs)
+    inputs = config.inputs
+    if inputs and inputs.drops and config.framework not in inputs.drop_layers:
+        raise RequestError(
+            f"regularization: received shared with a run of {' and '.join(inputs.drop_layers)}, whose dropout layers "
+            f"were not matched with those in {config.framework}; expected a run of a study that compares both"
+        )
+    return prepare_inputs(config.without_inputs(), largest_batch=largest_batch, as_in=inputs)
 
 
 def prepare_inputs(

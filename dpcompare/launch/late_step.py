@@ -162,6 +162,9 @@ def _configs_again(config: PreparedRun, problems: list[str]) -> Iterator[Prepare
     for framework in FRAMEWORKS:
         if framework == config.framework:
             continue
+        if config.inputs.drops and framework not in config.inputs.drop_layers:
+            problems.append(f"its layers of dropout were not matched with those in {framework}")
+            continue
         named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
         python = named or interpreter_made_for(framework) or sys.executable
         try:

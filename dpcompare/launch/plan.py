@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.backends.description import SET_BY_US
 from dpcompare.config.cluster import Node
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
@@ -151,11 +152,13 @@ def plan(
 def require_free_variables(config: RunConfig) -> None:
     """Raise RequestError where the environment of a run sets variables that its plan sets too."""
     if config.environment and config.environment.variables:
-        plan(config, Path("run"), Endpoints(ports=range(1, num_ports(config) + 1)))
+        addresses = () if config.cluster.simulated else [LOOPBACK] * config.cluster.num_nodes
+        plan(config, Path("run"), Endpoints(range(1, num_ports(config) + 1), addresses))
 
 
 def _require_free(own: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    reserved = {name for name in own if name in ours or name in INHERITED_TO_DROP or name.startswith("DPCOMPARE_")}
+    known = {*ours, *INHERITED_TO_DROP, *SET_BY_US, "NPROC"}
+    reserved = {name for name in own if name in known or name.startswith("DPCOMPARE_")}
     if reserved:
         raise RequestError(
             f"env: received {', '.join(sorted(reserved))}, which dpcompare sets itself in every process; expected "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -270,7 +271,8 @@ def require_machine(config: RunConfig) -> None:
     """
     require_environment(config)
     require_compiler(config.tuning)
-    require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process)
+    own = config.environment.variables if config.environment else {}
+    require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process, os.environ | own)
     if config.placement.engine != "local":
         load_engine(config.placement.engine).check(config)
     if (

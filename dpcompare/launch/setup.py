@@ -142,7 +142,9 @@ def named_need(name: str, requirements: Sequence[str], frameworks: Sequence[str]
         name=name,
         device=device,
         python=environment.python,
-        lacks="its environment was not finished" if environment.is_unfinished else "it is not there, or made otherwise",
+        lacks="its environment was not finished"
+        if environment.is_unfinished
+        else "it does not exist, or was made with other requirements",
         requirements=needed,
         first=tuple(first),
         index=index or "",
@@ -330,6 +332,17 @@ def require_space(wanted: Sequence[Need]) -> None:
             f"{str(folder)!r} is on a disk with {free:.1f} GB free, expected about {needed:.0f} GB for the "
             "environments; name a folder on another disk with DPCOMPARE_ENVIRONMENTS_DIR"
         )
+
+
+def remove(name: str) -> None:
+    """Delete a named environment.
+
+    Raises:
+        RequestError: its folder holds something else, or another process makes environments there.
+    """
+    folder = environments_dir()
+    with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
+        named_environment(name).remove()
 
 
 def make(need: Need) -> Need:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -95,12 +95,14 @@ def drop_settings(rate: float, draws: int, features: Shape, *, calls: int = 1) -
         features: shape of those of an image that enter it, the channels of feature maps first.
         calls: in a pass of training.
     """
+    while len(features) > 1 and features[-1] == 1:  # (channels, 1, 1) are as many features as (channels)
+        features = features[:-1]
     return {"rate": rate, "draws": draws, "features": tuple(features), "calls": calls}
 
 
 def images_to_try(image_size: int) -> Array:
-    """Two images of noise, (2, rows, columns, channels)."""
-    shape = (2, image_size, image_size, IMAGE_CHANNELS)
+    """Images of noise, (rows, height, width, channels): so many that a layer that drops few of them is seen."""
+    shape = (32, image_size, image_size, IMAGE_CHANNELS)
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
@@ -115,8 +117,9 @@ def randomness(logits: Iterator[Array]) -> Iterator[Layer]:
     Args:
         logits: of the same images, in training, with nothing dropped by those layers.
     """
-    first, second = next(logits), next(logits)
-    if not np.allclose(first, second, rtol=1e-3, atol=1e-5 * float(np.abs(first).max()), equal_nan=True):
+    first, *others = islice(logits, 4)
+    tolerance = 1e-5 * float(np.abs(first).max())
+    if not all(np.allclose(first, other, rtol=1e-3, atol=tolerance, equal_nan=True) for other in others):
         yield Layer(name="it", settings={"random": True})
 
 
@@ -284,6 +287,11 @@ def _unlike_drops(of_reference: Layers, of_other: Layers, frameworks: tuple[str,
     by_name = {layer.name: layer for layer in first}
     for layer, twin in zip(second, matched_drops(first, second).values(), strict=False):
         yield from _differences(by_name[twin], layer, frameworks, _DROP_SETTINGS)
+        if layer.name in by_name and twin != layer.name:
+            yield (
+                f"{layer.name} in {frameworks[1]} stands where {twin} is in {frameworks[0]}, which has another "
+                f"{layer.name}; give corresponding layers of dropout the same names"
+            )
     if len(first) != len(second):
         yield (
             f"layers that drop features: {_listed(first) or 'none'} in {frameworks[0]}, {_listed(second) or 'none'} in "

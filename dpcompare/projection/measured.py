@@ -306,7 +306,7 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
         workload = of.workload.model_copy(update={"global_batch_size": 1})  # no run: of each pair of arms
         batch = of.workload.global_batch_size / of.topology.num_replicas
         threads = of.topology.threads_per_process if of.cluster.device_type == "cpu" else None
-        return (of.framework, workload, batch, of.cluster.device_type, threads)
+        return (of.framework, of.environment, workload, batch, of.cluster.device_type, threads)
 
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 

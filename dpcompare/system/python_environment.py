@@ -170,7 +170,7 @@ class PythonEnvironment:
             env = _without_other_indexes() if argv in before else None
             if status := run_command(argv, seconds=inf, shown=True, env=env).returncode:
                 raise RunFailedError(
-                    f"{without_passwords(' '.join(argv))} ended with status {status}, see above; run `dpcompare setup` "
+                    f"{without_passwords(' '.join(argv))} ended with status {status}, see above; run the same command "
                     "again to continue with what has been downloaded",
                     str(self.folder),
                 )

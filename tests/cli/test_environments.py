@@ -43,7 +43,7 @@ def test_an_environment_is_an_interpreter_or_variables_or_both(tmp_path):
         (
             ["old=X=1"],
             ["torch:single"],
-            "--env: received 'old', which no arm uses; expected an arm with it: torch:single",
+            "--env: received 'old', which nothing uses; expected an arm with it, such as",
         ),
         (["old=/a", "old=/b"], ["torch:single,env=old"], "received the interpreters /a and /b for 'old'; expected one"),
         (["old=OMP_NUM_THREADS=1"], ["torch:single,env=old"], "received OMP_NUM_THREADS, which dpcompare sets itself"),
@@ -52,12 +52,12 @@ def test_an_environment_is_an_interpreter_or_variables_or_both(tmp_path):
         (
             ["a=X=1", "b=X=1"],
             ["torch:single,env=a", "torch:single,env=b"],
-            "env=a and env=b are one environment, ",
+            "env=a and env=b are the same environment (",
         ),
         (
             [f"same={sys.executable}"],
             ["torch:single", "torch:single,env=same"],
-            "an arm without env= and env=same are one environment, ",
+            "an arm without env= and env=same are the same environment (",
         ),
     ],
 )
@@ -141,6 +141,12 @@ def test_variables_of_an_environment_are_what_is_compared():
     own = ran("quiet", {"TORCH_X": "0", "LD_PRELOAD": "x"}, settings=settings, variables=OtherVariables(**digests))
     usual = ran(variables=OtherVariables(key="k", digests={}))
     assert reasons(usual, own) == []
+    # Also one that it overrides.
+    both = ran(
+        settings={"environment": {"TORCH_X": "1"}}, variables=OtherVariables(key="k", digests={"LD_PRELOAD": "9"})
+    )
+    assert reasons(both, own) == []
+    assert "TORCH_X=0 (1), LD_PRELOAD=x (inherited)" in change_logs([both, own])[0]
     inherited = ran("quiet", settings=settings, variables=OtherVariables(**digests))
     assert reasons(usual, inherited) == ["environment variables", "other environment variables"]
 
@@ -158,9 +164,11 @@ def test_a_change_log_says_what_an_environment_has_otherwise():
     one, two = (
         ran(name, versions={"torch": "2"}, packages=each) for name, each in zip(("x", None), packages, strict=True)
     )
-    assert change_logs([one, two]) == ["torch in env=x, against the usual one: h5py 3 (2), 3 packages in one alone"]
+    assert change_logs([one, two]) == [
+        "torch in env=x, against the usual one: h5py 3 (2), 3 packages in only one of them"
+    ]
     assert change_logs([usual, ran("copy", versions=usual.versions)]) == [
-        "torch in env=copy, against the usual one: nothing that is recorded differs"
+        "torch in env=copy, against the usual one: no recorded difference"
     ]
 
 
@@ -205,9 +213,13 @@ def test_arms_run_in_their_environments_and_are_comparable(copied, tmp_path, mon
     again = ("compare", "--resume", "study", "--repeats", "2", "--dry-run")
     refused = invoke(*again)
     assert refused.code == 2
-    assert f"if it is yours, pass it with --env copy={copied}" in refused.stderr
+    assert "if they are yours, pass them: --env copy=TORCH_SHOWN=1" in refused.stderr
     other = invoke(*again, "--env", f"copy={sys.executable}")
-    assert (other.code, "--env says something else of it" in other.stderr) == (2, True)
+    assert (other.code, f"and --env names {sys.executable}; expected" in other.stderr) == (2, True)
+    unset = invoke(*again, "--env", f"copy={copied}")
+    assert (unset.code, "pass them: --env copy=TORCH_SHOWN=1" in unset.stderr) == (2, True)
+    strange = invoke(*again, *env, "--env", "x=Y=1")
+    assert (strange.code, "received 'x', which nothing uses" in strange.stderr) == (2, True)
     assert invoke(*again, *env).code == 0
 
 
@@ -233,7 +245,7 @@ def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
 @pytest.mark.slow
 @pytest.mark.torch
 def test_verify_compares_two_environments(copied):
-    model = ("--model", "toy-cnn", "--modes", "single,dp", "--replicas", "1,2", "--precision", "float64", "--full")
+    model = ("--model", "toy-cnn", "--modes", "single", "--replicas", "1", "--precision", "float64", "--full")
     done = invoke("verify", "--frameworks", "torch", *model, "--env", f"copy={copied}", "--json")
     assert done.code == 0, done.stderr
     pairs = {check["modes"] for check in json.loads(done.stdout)["checks"]}

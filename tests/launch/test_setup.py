@@ -437,7 +437,7 @@ def test_an_environment_with_a_name_has_what_was_asked_for(environments, indexes
     asked = ("setup", "--env", "old", "torch==97.*", "timm", "--device", "cpu")
     dry = invoke(*asked, "--dry-run")
     assert (dry.code, interpreter_called("old")) == (0, None)
-    assert "torch in env=old: it is not there" in dry.stderr
+    assert "torch in env=old: it does not exist" in dry.stderr
     done = invoke(*asked)
     assert done.code == 0, done.stderr
     assert versions_of(environments / "named", "old")["torch"] == "97.0+cpu"
@@ -461,7 +461,7 @@ def test_a_named_environment_that_was_interrupted_is_not_used(environments):
     record = {"requirements": ["torch==97.*"], "origin": "", "finished": False}
     (folder / "old.json").write_text(json.dumps(record))
     assert interpreter_called("old") is None
-    assert "old: not finished, or of another dpcompare: make it again" in invoke("setup", "--list").stdout
+    assert "old: unfinished, or made for another dpcompare; make it again" in invoke("setup", "--list").stdout
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_a_named_environment_that_was_interrupted_is_not_used(environments):
         (["--env", "a,b", "torch"], "--env: received 'a,b', expected letters, digits and . _ - such as old"),
         (["--env", "old", "numpy"], "--env: received 'old' with no framework; expected one framework in each"),
         (["--env", "old", "torch", "jax"], "--env: received 'old' with torch and jax; expected one framework in each"),
-        (["--remove", "old"], "--remove: received 'old', expected one of"),
+        (["--remove", "old"], "--remove: there is no environment called 'old'; `dpcompare setup --list`"),
         (["--list", "--remove", "old"], "--list and --remove NAME: received with other arguments; expected one"),
     ],
 )

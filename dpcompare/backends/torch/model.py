@@ -147,7 +147,7 @@ def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]
         channels = features.shape[1]
         return {"flattened": order_flattened(channels, features[0].numel() // channels, CHANNELS_FIRST)}
     if isinstance(layer, nn.modules.dropout._DropoutNd):
-        draws = features[0].numel() if type(layer) is nn.Dropout else 0
+        draws = features[0].numel() if type(layer) is nn.Dropout and len(features) == 2 else 0  # a row for each image
         if type(layer) is nn.Dropout2d and features.dim() == IMAGE_DIMENSIONS:
             draws = features.shape[1]
         return drop_settings(layer.p, draws, features.shape[1:])
@@ -205,7 +205,9 @@ class SharedDrop(nn.Module):
         if not self.training or self.drop_masks is None:
             return features
         masks = self.drop_masks[:, self._columns].to(features)
-        return features * masks.reshape(-1, *shape_of_draws(masks.shape[1], features.shape[1:]))
+        factors = masks.reshape(-1, *shape_of_draws(masks.shape[1], features.shape[1:]))
+        # A model may use what it gave the layer, in the place of what the layer returns.
+        return features.mul_(factors) if getattr(self, "inplace", False) else features * factors
 
 
 def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:

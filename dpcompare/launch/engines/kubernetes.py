@@ -66,6 +66,11 @@ def manifests(config: RunConfig, name: str) -> Manifest:
             f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the "
             "others would wait for it; leave it out with --engine kubernetes"
         )
+    if config.environment and config.python != sys.executable:
+        raise RequestError(
+            f"--env: received the interpreter {config.python} with --engine kubernetes, whose pods have that of their "
+            "image; expected another image (-o image=...), or an environment of variables alone"
+        )
     config = config.changed(python=PYTHON)
     settings: Manifest = {
         "apiVersion": "v1",
