@@ -204,7 +204,7 @@ def test_arms_run_in_their_environments_and_are_comparable(copied, tmp_path, mon
     assert done.json["verdict"] == "COMPARABLE"
     (line,) = done.json["environments"]
     assert line == (
-        f"torch in env=copy, against the usual one: timm 99.1 ({usual_version('timm')}), TORCH_SHOWN=1 (unset)"
+        f"torch in env=copy, against the usual one: TORCH_SHOWN=1 (unset), timm 99.1 ({usual_version('timm')})"
     )
     assert line in invoke("report", "study", "--full").stdout.replace("\n", " ").replace("  ", " ")
     run = RunResult.load(Path("study/runs/round-01/torch-single-1x1-env=copy"))

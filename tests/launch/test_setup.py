@@ -252,7 +252,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     failed = invoke("setup", "--device", "cpu")
     assert failed.code == 1
     assert "uv pip install" in failed.stderr
-    assert "run `dpcompare setup` again to continue" in failed.stderr
+    assert "run the same command again to continue" in failed.stderr
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
     torch = (environments / "torch.json").stat().st_mtime_ns
 
