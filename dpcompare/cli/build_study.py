@@ -345,7 +345,12 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
             f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
         )
     refuse_own_backend(head.strip(), f"{named_by}: received {text!r}", "torch:ddp,backend={}")
-    overrides = dict(_parse_change(change, text, named_by) for change in own)
+    parsed = [_parse_change(change, text, named_by) for change in own]
+    overrides = dict(parsed)
+    if len(overrides) < len(parsed):
+        names = [name for name, _ in parsed]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{named_by}: received {twice} twice in {text!r}; expected it once")
     topology = {name: overrides.pop(name) for name in OWN_TOPOLOGY if name in overrides}
     changes = _in_name(overrides)
     environment = overrides.pop(ENVIRONMENT, run_options.environment)

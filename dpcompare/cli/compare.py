@@ -134,11 +134,15 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
 
 def _go_on(out: Path, options: StudyOptions) -> str:
     """The command that continues a study; rounds that were being added are added until the same end."""
+    from dpcompare.experiments.next_steps import environments_of
+    from dpcompare.experiments.study import Study
+
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
     accepted = ("--accept-changed",) if options.accept_changed else ()
     page = ("--html", options.html) if options.html is not None else ()
-    return hint("compare", "--resume", out, *until, *budget, *accepted, *page)
+    environments = environments_of(Study.load(out))
+    return hint("compare", "--resume", out, *until, *budget, *accepted, *page, *environments)
 
 
 def _causes(failed: Sequence[RunResult]) -> str:

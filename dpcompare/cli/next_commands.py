@@ -87,8 +87,7 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
     if not cluster.simulated:
         yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
     if own := config.environment:
-        variables = (f"{own.name}={name}={value}" for name, value in own.variables.items())
-        yield "env", [f"{own.name}={config.python}", *variables]
+        yield "env", own.typed(config.python)
     elif config.python != sys.executable:
         yield "python", [f"{config.framework}={config.python}"]
     placement = config.placement

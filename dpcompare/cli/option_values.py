@@ -14,7 +14,6 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.config.environment import is_name
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
@@ -179,6 +178,8 @@ def environment_called(name: str, pairs: Sequence[str]) -> NamedEnvironment:
 
 def named_environments(pairs: Sequence[str]) -> dict[str, NamedEnvironment]:
     """name -> what --env says of it."""
+    from dpcompare.config.environment import is_name
+
     found: dict[str, NamedEnvironment] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -190,7 +191,13 @@ def named_environments(pairs: Sequence[str]) -> dict[str, NamedEnvironment]:
         known = found.get(name, NamedEnvironment())
         variable, is_variable, text = value.partition("=")
         if is_variable and re.fullmatch(r"[A-Za-z_]\w*", variable):
+            if known.variables.get(variable, text) != text:
+                raise RequestError(f"--env: received {variable} twice for {name!r}, with two values; expected one")
             known = replace(known, variables={**known.variables, variable: text})
+        elif is_variable and "/" not in variable:
+            raise RequestError(
+                f"--env: received {pair!r}, expected NAME=VARIABLE=VALUE with a variable of letters, digits and _"
+            )
         elif value:
             python = str(expanded(value).absolute())
             if known.python not in (None, python):

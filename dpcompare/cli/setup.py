@@ -11,7 +11,6 @@ import click
 
 from dpcompare.cli.option_values import Names, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
-from dpcompare.config.environment import is_name
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import frameworks_by_default
 from dpcompare.errors import RequestError
@@ -108,6 +107,7 @@ def setup(
 
 
 def _named(name: str, requirements: Sequence[str], frameworks: str | None, device: str) -> Need:
+    from dpcompare.config.environment import is_name
     from dpcompare.launch.setup import named_need
 
     if not is_name(name):

@@ -47,3 +47,7 @@ class Environment(Config):
         default_factory=dict, changes=Changes.STEP_TIME
     )
     """Set in every process of the run, over what it inherits."""
+
+    def typed(self, python: str) -> list[str]:
+        """The values of --env that define it, with its interpreter."""
+        return [f"{self.name}={python}", *(f"{self.name}={name}={value}" for name, value in self.variables.items())]

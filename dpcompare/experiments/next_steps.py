@@ -23,7 +23,8 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
         study_dir: where its runs are.
     """
     if any(row.failures for row in comparison.arms):
-        yield NextStep(name="run again", command=hint("compare", "--resume", study_dir, "--retry-failed"))
+        command = hint("compare", "--resume", study_dir, "--retry-failed", *environments_of(study))
+        yield NextStep(name="run again", command=command)
     without_interval = any(row.scaling and row.scaling.low is None for row in comparison.arms)
     if comparison.partial:
         yield _rounds("continue", study, study_dir, study.repeats)
@@ -44,4 +45,12 @@ def _rounds(name: str, study: Study, study_dir: Path, repeats: int) -> NextStep:
     except RequestError:  # the data of an arm that has no run yet may be on another machine
         seconds = None
     more = () if repeats == study.repeats else ("--repeats", repeats)
-    return NextStep(name=name, command=hint("compare", "--resume", study_dir, *more), seconds=seconds)
+    command = hint("compare", "--resume", study_dir, *more, *environments_of(study))
+    return NextStep(name=name, command=command, seconds=seconds)
+
+
+def environments_of(study: Study) -> tuple[str, ...]:
+    """The options that a command needs to continue a study whose arms have environments of their own."""
+    configs = (arm.config for arm in study.arms)
+    typed = [pair for config in configs if config.environment for pair in config.environment.typed(config.python)]
+    return tuple(part for pair in dict.fromkeys(typed) for part in ("--env", pair))

@@ -332,7 +332,7 @@ def drops_of(model: str, framework: str, layers: Layers) -> tuple[Drop, ...]:
                 f"{SHARED_LAYERS}"
             )
     problems += [
-        f"{name} is called {number} times; expected a layer for each call"
+        f"{name} is called more than once; expected a layer for each call"
         for name, number in called.items()
         if number > 1
     ]

@@ -34,6 +34,7 @@ def test_an_environment_is_an_interpreter_or_variables_or_both(tmp_path):
     assert both == {"old": NamedEnvironment(python="/envs/old/bin/python", variables={"TORCH_X": "0"})}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("env", "arms", "says"),
     [
@@ -46,6 +47,9 @@ def test_an_environment_is_an_interpreter_or_variables_or_both(tmp_path):
             "--env: received 'old', which nothing uses; expected an arm with it, such as",
         ),
         (["old=/a", "old=/b"], ["torch:single,env=old"], "received the interpreters /a and /b for 'old'; expected one"),
+        (["old=A=1", "old=A=2"], ["torch:single,env=old"], "received A twice for 'old', with two values; expected one"),
+        (["old=1A=1"], ["torch:single,env=old"], "received 'old=1A=1', expected NAME=VARIABLE=VALUE with a variable"),
+        (["a=X=1", "b=X=2"], ["torch:single,env=a,env=b"], "received env twice in 'torch:single,env=a,env=b'"),
         (["old=OMP_NUM_THREADS=1"], ["torch:single,env=old"], "received OMP_NUM_THREADS, which dpcompare sets itself"),
         (["old=TF_CONFIG=1"], ["torch:single,env=old"], "received TF_CONFIG, which dpcompare sets itself"),
         (["old=API_TOKEN=abc"], ["torch:single,env=old"], "received the variable API_TOKEN, which looks like a secret"),
@@ -84,6 +88,7 @@ def test_a_run_has_one_environment():
     assert "--env: received a, b; expected one, since a run has one environment" in refused.stderr
 
 
+@pytest.mark.torch
 def test_a_file_of_a_study_has_a_table_of_environments(tmp_path):
     study = tmp_path / "study.toml"
     arms = 'arm = ["torch:single,env=quiet", "torch:single,env=both"]\n'
@@ -206,6 +211,7 @@ def test_arms_run_in_their_environments_and_are_comparable(copied, tmp_path, mon
     assert line == (
         f"torch in env=copy, against the usual one: TORCH_SHOWN=1 (unset), timm 99.1 ({usual_version('timm')})"
     )
+    assert f"--env copy={copied} --env copy=TORCH_SHOWN=1" in done.json["next_steps"][0]["command"]
     assert line in invoke("report", "study", "--full").stdout.replace("\n", " ").replace("  ", " ")
     run = RunResult.load(Path("study/runs/round-01/torch-single-1x1-env=copy"))
     assert (run.environment, run.config["python"]) == ("copy", str(copied))
@@ -230,6 +236,7 @@ def usual_version(package):
 
 
 @pytest.mark.process
+@pytest.mark.torch
 def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
     other = next(copied.parents[1].glob("lib/python*/site-packages")) / "dpcompare"
     other.mkdir()

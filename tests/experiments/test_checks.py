@@ -101,6 +101,16 @@ def test_a_side_does_not_differ_from_itself(side):
     assert found_by(side, side) == set()
 
 
+def test_a_residue_of_a_gradient_of_0_is_no_difference(side):
+    one, two = (
+        with_array("slots.momentum.classifier.bias", lambda array, left=left: array * 0 + left)(side)
+        for left in (1e-14, -3e-14)
+    )
+    assert found_by(one, two) == {"gradient"}  # of all tensors, within its tolerance
+    three = with_array("slots.momentum.classifier.bias", lambda array: array * 0 + 1e-2)(side)
+    assert "gradient of each tensor" in found_by(one, three)
+
+
 def last_row_wrong(array):
     array[-1] = array[-1] + 1
     return array

@@ -250,8 +250,14 @@ def test_drops_are_those_of_the_layers_that_drop():
         ([], "in torch it has no layer that drops features"),
         (dropping((1.0, 8)), r"drop0 drops all features \(rate 1\); expected a rate below 1"),
         (dropping((0.5, 0)), "drop0 drops features neither one by one nor by whole channels nor all together"),
-        ([Layer(name="drop", settings=drop_settings(0.5, 8, (8,), calls=2))], "drop is called 2 times; expected a"),
-        (dropping((0.5, 8), (0.5, 8), names=("drop", "drop")), "drop is called 2 times; expected a layer for each"),
+        (
+            [Layer(name="drop", settings=drop_settings(0.5, 8, (8,), calls=2))],
+            "drop is called more than once; expected a",
+        ),
+        (
+            dropping((0.5, 8), (0.5, 8), names=("drop", "drop")),
+            "drop is called more than once; expected a layer for each",
+        ),
         (dropping((0.5, 10**6)), r"it drops 1,000,000 features of an image one by one; expected at most 100,000"),
         (
             [*dropping((0.5, 8)), *randomness(iter([np.zeros(2), np.ones(2)]))],
