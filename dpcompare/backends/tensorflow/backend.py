@@ -407,12 +407,8 @@ class TensorFlowBackend(Inspectable):
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
             threads=runtime.threads(),
             threads_asked=runtime.intra_op_threads(self.config),
-            switches=switched(
-                {
-                    "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
-                    "other graph optimizations of TensorFlow": runtime.has_other_optimizations(),
-                }
-            ),
+            # Not what optimizes graphs: MultiWorkerMirroredStrategy switches some of that itself.
+            switches=switched({"eager functions of TensorFlow": tf.config.functions_run_eagerly()}),
             libraries=runtime.libraries(self.config),
             gradients=None if self.is_server else self._gradients_exchanged(),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=runtime.takes_tf32())

@@ -70,13 +70,6 @@ def configure_precision(config: RunConfig) -> tf.DType:
     return tf.float64 if precision == "float64" else tf.float32
 
 
-def has_other_optimizations() -> bool:
-    """Whether any optimization of graphs was switched."""
-    # Those that nothing has switched are not listed, but for two that say whether all are off.
-    options = tf.config.optimizer.get_experimental_options()
-    return any(value or not name.startswith("disable_") for name, value in options.items())
-
-
 def takes_tf32() -> bool:
     """Read back, since a variable of CUDA's overrules TensorFlow's own switch."""
     overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
