@@ -182,7 +182,7 @@ def _of_own_backend(name: str | None) -> dict[str, Any]:
 
 def _drop_rate(config: RunConfig, kind: str) -> float:
     """The highest rate of a kind of regularization that this run trains with."""
-    return max((drop.rate for drop in config.prepared().drops if drop.kind == kind), default=0.0)
+    return max((drop.rate for drop in config.drops if drop.kind == kind), default=0.0)
 
 
 def _allocator() -> str:

@@ -256,8 +256,8 @@ def require_trusted_interpreter(
         if dict(named.variables) != own.variables:  # of a file that is another's, one could load a library
             needed = " ".join(f"--env {own.name}={name}={value}" for name, value in own.variables.items())
             raise RequestError(
-                f"{named_by} sets variables in env={own.name}, and --env does not set the same; if they are yours, "
-                f"pass them: {needed or 'none'}"
+                f"{named_by} and --env do not set the same variables in env={own.name}; if those of the file are "
+                f"yours, pass them: {needed or f'--env {own.name} without any'}"
             )
         trusted |= {named.python, interpreter_called(own.name)}
         remedy = f"--env {own.name}={config.python}"

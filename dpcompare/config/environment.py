@@ -1,4 +1,4 @@
-"""The environment of an arm that is not the usual one of its framework: its name, and variables of its processes."""
+"""An environment that is an arm's own: its name, and variables of its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_name(text: str) -> bool:
 def _variables(received: dict[str, str]) -> dict[str, str]:
     for name, value in received.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(f"env: received a variable called {name!r}, expected a name such as TORCH_LOGS")
+            raise ValueError(f"env: received a variable called {name!r}, expected a name such as OMP_WAIT_POLICY")
         if is_secret(name, value):
             raise ValueError(
                 f"env: received the variable {name}, which looks like a secret, and the config of a run is readable; "

@@ -1,4 +1,4 @@
-"""Arms in several environments: which versions may differ between them, and what does differ, as a change-log."""
+"""Arms in several environments: which versions may differ, and a change-log of those that do."""
 
 from __future__ import annotations
 

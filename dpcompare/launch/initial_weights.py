@@ -11,16 +11,8 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.errors import RequestError
-from dpcompare.models.layer_matching import (
-    NO_NAMES,
-    Layer,
-    drops_of,
-    match,
-    matched_drops,
-    matched_in_words,
-    require_equal,
-    shapes_of,
-)
+from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dropout
+from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
 from dpcompare.models.sealed import sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
@@ -139,19 +131,17 @@ def _matched(runs: Sequence[PreparedRun]) -> dict[str, Any]:
                 f"model: {model!r} has other layers in one environment of {run.framework} ({run.python}) than in "
                 "another; expected the same in all, with the same names"
             )
-    layers, drop_layers = {}, {}
-    for framework in of_framework:
-        if any(shared):
-            drops_of(model, framework, found[framework])  # refuses those that cannot be shared
-            drop_layers[framework] = matched_drops(found[reference], found[framework])
+    layers = {}
+    drops = {each: drops_of(model, each, of_each) for each, of_each in found.items()} if any(shared) else {}
     for other in others:
         both = (reference, other)
         matching = match(model, found[reference], found[other], both)
-        require_equal(model, matching, found[reference], found[other], both, shared_drops=all(shared))
+        unlike = unlike_dropout(found[reference], found[other], both, shared=all(shared))
+        require_equal(model, matching, found[reference], found[other], both, unlike)
         if matching.names:
             layers[other] = matching.names
-    drops = drops_of(model, reference, found[reference]) if any(shared) else ()
-    return {"layers": layers, "drops": drops, "drop_layers": drop_layers}
+    drop_layers = {framework: matched_drops(found[reference], found[framework]) for framework in drops}
+    return {"layers": layers, "drops": drops.get(reference, ()), "drop_layers": drop_layers}
 
 
 def _with_layers(run: PreparedRun, layers: Mapping[str, Mapping[str, str]]) -> PreparedRun:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from dpcompare.errors import RequestError
-from dpcompare.models.spec import IMAGE_CHANNELS, Drop, Shape
+from dpcompare.models.spec import Shape
 from dpcompare.system.terminal_text import pluralize
-from dpcompare.system.type_names import Array
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 """The names of layers that all frameworks call alike."""
@@ -34,7 +30,7 @@ class Layer:
     tensors: Mapping[str, Shape] = field(default_factory=dict)
     """`weight`, `bias`, ... -> its shape in the framework-neutral layout; empty for a layer without any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What of `_SETTINGS`, `sides` and `drop_settings` is known of it; `random`: see `randomness`."""
+    """What of `_SETTINGS` and `sides` is known of it; of dropout see `dpcompare.models.dropout_matching`."""
 
     @property
     def shown_tensors(self) -> str:
@@ -84,43 +80,6 @@ def window_settings(
         "padding": padding,
         "sides": tuple(sides),
     }
-
-
-def drop_settings(rate: float, draws: int, features: Shape, *, calls: int = 1) -> dict[str, Any]:
-    """The settings of a layer that drops features.
-
-    Args:
-        rate: the part that it drops.
-        draws: for each image, see `dpcompare.models.spec.shape_of_draws`; 0: it does something else than that drops.
-        features: shape of those of an image that enter it, the channels of feature maps first.
-        calls: in a pass of training.
-    """
-    while len(features) > 1 and features[-1] == 1:  # (channels, 1, 1) are as many features as (channels)
-        features = features[:-1]
-    return {"rate": rate, "draws": draws, "features": tuple(features), "calls": calls}
-
-
-def images_to_try(image_size: int) -> Array:
-    """Images of noise, (rows, height, width, channels): so many that a layer that drops few of them is seen."""
-    shape = (32, image_size, image_size, IMAGE_CHANNELS)
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
-
-def noise(shape: Sequence[int]) -> Array:
-    """What is added to weights before `randomness`: layers that begin with zeros would hide what comes before them."""
-    return (0.05 * np.random.default_rng(1).standard_normal(shape)).astype(np.float32)
-
-
-def randomness(logits: Iterator[Array]) -> Iterator[Layer]:
-    """A layer for what a model draws at random outside its layers of dropout, if it does.
-
-    Args:
-        logits: of the same images, in training, with nothing dropped by those layers.
-    """
-    first, *others = islice(logits, 4)
-    tolerance = 1e-5 * float(np.abs(first).max())
-    if not all(np.allclose(first, other, rtol=1e-3, atol=tolerance, equal_nan=True) for other in others):
-        yield Layer(name="it", settings={"random": True})
 
 
 def order_flattened(channels: int, pixels: int, order: str) -> str | None:
@@ -194,7 +153,7 @@ def match(
         if problem := _mismatch(first, second, by_name, frameworks):
             raise RequestError(
                 f"model: the layers of {model!r} have different names in {frameworks[0]} "
-                f"({_listed(reference)}) and {frameworks[1]} ({_listed(other)}), and their order does not show which "
+                f"({listed(reference)}) and {frameworks[1]} ({listed(other)}), and their order does not show which "
                 f"ones correspond: layer {number}: {problem}; expected the same layers in the same order, or the same "
                 "names in both; CustomModel(layer_names={...}) maps names in torch to those in Keras"
             )
@@ -220,7 +179,8 @@ def _both(first: Layer | None, second: Layer | None, frameworks: tuple[str, str]
     return ", ".join(described)
 
 
-def _listed(layers: Layers, most: int = 4) -> str:
+def listed(layers: Layers, most: int = 4) -> str:
+    """The names of the first layers."""
     names = ", ".join(layer.name for layer in layers[:most])
     return f"{names}, ..." if len(layers) > most else names
 
@@ -231,8 +191,7 @@ def require_equal(
     of_reference: Sequence[Layer],
     of_other: Sequence[Layer],
     frameworks: tuple[str, str],
-    *,
-    shared_drops: bool,
+    others: Iterable[str] = (),
 ) -> None:
     """Refuse a model whose layers, as far as both frameworks describe them, compute something else.
 
@@ -242,116 +201,18 @@ def require_equal(
         of_reference: all layers in the first framework.
         of_other: those in the second one.
         frameworks: both.
-        shared_drops: whether dropout is drawn on the host, for both.
+        others: what else differs, a line for each; see `dpcompare.models.dropout_matching.unlike_dropout`.
 
     Raises:
         RequestError: they differ, with what to write instead, a line for each.
     """
     pairs = [*matching.pairs, *_without_tensors(of_reference, of_other)]
-    lines = [line for pair in pairs for line in _differences(*pair, frameworks, _SETTINGS)]
-    if shared_drops:
-        lines += _unlike_drops(of_reference, of_other, frameworks)
-    for layers, framework in zip((of_reference, of_other), frameworks, strict=True):
-        for layer in layers:
-            if layer.settings.get("random"):
-                lines.append(f"it draws random numbers in training in {framework}, {OUTSIDE_OF_LAYERS}")
-            if layer.settings.get("rate") and not shared_drops:
-                lines.append(
-                    f"{layer.name} in {framework} drops random features (rate {layer.settings['rate']:g}), different "
-                    "ones in each framework; pass --regularization shared, which draws them once for all frameworks"
-                )
+    lines = [*(line for pair in pairs for line in differences(*pair, frameworks, _SETTINGS)), *others]
     if lines:
         raise RequestError(
             f"model: {model!r} computes something else in {' and in '.join(frameworks)}, by "
             f"{pluralize(len(lines), 'difference')}:\n" + "\n".join(f"  {line}" for line in lines)
         )
-
-
-def matched_drops(of_reference: Layers, of_other: Layers) -> dict[str, str]:
-    """Name of a layer that drops features in one framework, in its order -> the name of its twin in the reference.
-
-    By their names where all are equal, else by their order; no twins where one has more than the other.
-    """
-    reference, other = ([layer.name for layer in _dropping(layers)] for layers in (of_reference, of_other))
-    twins = other if sorted(reference) == sorted(other) else reference
-    return dict(zip(other, twins, strict=False))
-
-
-def _dropping(layers: Layers) -> list[Layer]:
-    return [layer for layer in layers if layer.settings.get("rate")]
-
-
-def _unlike_drops(of_reference: Layers, of_other: Layers, frameworks: tuple[str, str]) -> Iterator[str]:
-    """What two models drop otherwise."""
-    first, second = _dropping(of_reference), _dropping(of_other)
-    by_name = {layer.name: layer for layer in first}
-    for layer, twin in zip(second, matched_drops(first, second).values(), strict=False):
-        yield from _differences(by_name[twin], layer, frameworks, _DROP_SETTINGS)
-        if layer.name in by_name and twin != layer.name:
-            yield (
-                f"{layer.name} in {frameworks[1]} stands where {twin} is in {frameworks[0]}, which has another "
-                f"{layer.name}; give corresponding layers of dropout the same names"
-            )
-    if len(first) != len(second):
-        yield (
-            f"layers that drop features: {_listed(first) or 'none'} in {frameworks[0]}, {_listed(second) or 'none'} in "
-            f"{frameworks[1]}; expected the same ones in both"
-        )
-
-
-MOST_DRAWS = 100_000
-"""For an image, 4 bytes each: more would make batches larger than those of the images themselves (150,528 values)."""
-SHARED_LAYERS = "nn.Dropout or nn.Dropout2d in torch, keras.layers.Dropout or SpatialDropout2D in TensorFlow"
-OUTSIDE_OF_LAYERS = f"outside its layers of dropout; expected {SHARED_LAYERS}"
-"""What is said of a model of which `randomness` has found some."""
-
-
-def drops_of(model: str, framework: str, layers: Layers) -> tuple[Drop, ...]:
-    """Where `regularization="shared"` drops features of a custom model, in the order of its layers.
-
-    Args:
-        model: its name, for the error.
-        framework: of the layers.
-        layers: all of them.
-
-    Raises:
-        RequestError: it drops none, or some in a way that cannot be shared.
-    """
-    dropping = _dropping(layers)
-    called = Counter(layer.name for layer in dropping for _ in range(layer.settings["calls"]))
-    problems = [] if dropping else ["it has no layer that drops features (JAX: `apply` calls its argument `drop`)"]
-    if any(layer.settings.get("random") for layer in layers):
-        problems.append(f"it draws random numbers in training, {OUTSIDE_OF_LAYERS}")
-    for layer in dropping:
-        rate, draws = layer.settings["rate"], layer.settings["draws"]
-        if not rate < 1:
-            problems.append(f"{layer.name} drops all features (rate {rate:g}); expected a rate below 1")
-        if not draws:
-            problems.append(
-                f"{layer.name} drops features neither one by one nor by whole channels nor all together; expected "
-                f"{SHARED_LAYERS}"
-            )
-    problems += [
-        f"{name} is called more than once; expected a layer for each call"
-        for name, number in called.items()
-        if number > 1
-    ]
-    if (draws := sum(layer.settings["draws"] for layer in dropping)) > MOST_DRAWS:
-        problems.append(
-            f"it drops {draws:,} features of an image one by one; expected at most {MOST_DRAWS:,}, which are drawn on "
-            "the host: drop whole channels of large feature maps (nn.Dropout2d, SpatialDropout2D)"
-        )
-    if problems:
-        raise RequestError(f"regularization: received shared with {model!r}, but in {framework} {'; '.join(problems)}")
-    return tuple(
-        Drop(
-            name=layer.name,
-            kind="stochastic depth" if layer.settings["draws"] == 1 else "dropout",
-            rate=layer.settings["rate"],
-            features=layer.settings["draws"],
-        )
-        for layer in dropping
-    )
 
 
 def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[Layer, Layer]]:
@@ -368,8 +229,8 @@ def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[L
             yield from zip(first, second, strict=True)
 
 
-def _differences(
-    first: Layer, second: Layer, frameworks: tuple[str, str], settings: Mapping[str, _Setting]
+def differences(
+    first: Layer, second: Layer, frameworks: tuple[str, str], settings: Mapping[str, Setting]
 ) -> Iterator[str]:
     """What two corresponding layers do otherwise, and what to write instead."""
     names = first.name if first.name == second.name else f"{first.name} / {second.name}"
@@ -402,7 +263,7 @@ def _side(value: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Setting:
+class Setting:
     """What is compared of a layer in torch and in Keras."""
 
     begins: str
@@ -413,50 +274,31 @@ class _Setting:
 
 
 _SETTINGS = {
-    "kernel": _Setting(begins="window", shown=_side, fix=lambda one, two: f"in Keras write pool_size={one}"),
-    "stride": _Setting(begins="stride", shown=_side, fix=lambda one, two: f"in Keras write strides={one}"),
-    "dilation": _Setting(begins="dilation", shown=_side, fix=lambda one, two: f"in Keras write dilation_rate={one}"),
-    "padding": _Setting(
+    "kernel": Setting(begins="window", shown=_side, fix=lambda one, two: f"in Keras write pool_size={one}"),
+    "stride": Setting(begins="stride", shown=_side, fix=lambda one, two: f"in Keras write strides={one}"),
+    "dilation": Setting(begins="dilation", shown=_side, fix=lambda one, two: f"in Keras write dilation_rate={one}"),
+    "padding": Setting(
         begins="padding",
         shown=_side,
         fix=lambda one, two: (
             'in Keras write padding="valid"' + ("" if one == "0" else f", and ZeroPadding2D({one}) before it")
         ),
     ),
-    "epsilon": _Setting(
+    "epsilon": Setting(
         begins="epsilon",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: f"in Keras write BatchNormalization(epsilon={one}), or in torch BatchNorm2d(eps={two})",
     ),
-    "momentum": _Setting(
+    "momentum": Setting(
         begins="momentum (part kept)",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: (
             f"in Keras write BatchNormalization(momentum={one}), or in torch BatchNorm2d(momentum={1 - float(two):g})"
         ),
     ),
-    "flattened": _Setting(
+    "flattened": Setting(
         begins="flattens",
         shown=str,
         fix=lambda one, two: "in Keras write Permute((3, 1, 2)) before it, or average over the pixels in both",
     ),
 }
-
-_DROP_SETTINGS = {
-    "rate": _Setting(
-        begins="rate of dropout",
-        shown=lambda value: f"{value:g}",
-        fix=lambda one, two: "give both the same",
-    ),
-    "draws": _Setting(
-        begins="draws for an image",
-        shown=str,
-        fix=lambda one, two: "nn.Dropout is Dropout in Keras, nn.Dropout2d is SpatialDropout2D",
-    ),
-    "features": _Setting(
-        begins="features of an image, the channels of feature maps first:",
-        shown=str,
-        fix=lambda one, two: "drop features of the same shape in both",
-    ),
-}
-"""Of layers that drop features, where the draws are shared."""

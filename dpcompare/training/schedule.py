@@ -18,7 +18,7 @@ def training_reader(workload: Workload, split: Split, drops: Sequence[Drop], **p
     Args:
         workload: of the run.
         split: that it trains on.
-        drops: of the run, `PreparedRun.drops`.
+        drops: of the run, `RunConfig.drops`.
         place: what else BatchReader takes.
     """
     augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split), margin=split.margin)

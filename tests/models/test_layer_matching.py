@@ -1,22 +1,10 @@
 """Layers of a custom model in two frameworks: matched by name or order, or refused with what differs."""
 
-import numpy as np
 import pytest
 
 from dpcompare.errors import RequestError
-from dpcompare.models.layer_matching import (
-    Layer,
-    drop_settings,
-    drops_of,
-    match,
-    matched_drops,
-    randomness,
-    require_equal,
-    same_padding,
-    shapes_of,
-    window_settings,
-)
-from dpcompare.models.spec import Drop, shape_of_draws
+from dpcompare.models.dropout_matching import unlike_dropout
+from dpcompare.models.layer_matching import Layer, match, require_equal, same_padding, shapes_of, window_settings
 
 BOTH = ("torch", "tensorflow")
 CONV = {"weight": (8, 3, 3, 3), "bias": (8,)}
@@ -39,7 +27,7 @@ def told(first, second):
     one, two = Layer(name="0", tensors=CONV, settings=first), Layer(name="conv", tensors=CONV, settings=second)
     matching = match("net:model", [one], [two], BOTH)
     try:
-        require_equal("net:model", matching, [one], [two], BOTH, shared_drops=False)
+        require_equal("net:model", matching, [one], [two], BOTH, unlike_dropout([one], [two], BOTH, shared=False))
     except RequestError as error:
         return str(error).splitlines()[1:]
     return []
@@ -170,106 +158,15 @@ def test_orders_of_flattening_are_compared_where_both_have_some():
     )
     dense = layers(a=DENSE)
     matching = match("net:model", dense, dense, BOTH)
-    require_equal("net:model", matching, [first, *dense], dense, BOTH, shared_drops=False)
-    with pytest.raises(RequestError, match=r"1 / flatten: flattens .*; in Keras write Permute\(\(3, 1, 2\)\) before"):
-        require_equal("net:model", matching, [first, *dense], [last, *dense], BOTH, shared_drops=False)
-
-
-def dropping(*drops, names=("drop0", "drop1", "drop2")):
-    """Layers with a rate and draws for an image, by default of features of (8, 4, 4)."""
-    settings = [drop_settings(rate, draws, *(shape or [(8, 4, 4)])) for rate, draws, *shape in drops]
-    return [Layer(name=name, settings=each) for name, each in zip(names, settings, strict=False)]
-
-
-def unlike_drops(first, second):
-    """The lines of what two models drop otherwise, where the draws are shared."""
-    dense = layers(a=DENSE)
-    matching = match("net:model", dense, dense, BOTH)
-    try:
-        require_equal("net:model", matching, [*dense, *first], [*dense, *second], BOTH, shared_drops=True)
-    except RequestError as error:
-        return [line.strip() for line in str(error).splitlines()[1:]]
-    return []
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "lines"),
-    [
-        ([(0.5, 64), (0.0, 8)], [(0.5, 64)], []),
-        (
-            [(0.5, 64)],
-            [(0.25, 64)],
-            ["drop0: rate of dropout 0.5 in torch, 0.25 in tensorflow; give both the same"],
-        ),
-        (
-            [(0.5, 8)],
-            [(0.5, 128)],
-            [
-                "drop0: draws for an image 8 in torch, 128 in tensorflow; nn.Dropout is Dropout in Keras, "
-                "nn.Dropout2d is SpatialDropout2D"
-            ],
-        ),
-        (
-            [(0.5, 128)],
-            [(0.5, 128, (4, 8, 4))],
-            [
-                "drop0: features of an image, the channels of feature maps first: (8, 4, 4) in torch, (4, 8, 4) in "
-                "tensorflow; drop features of the same shape in both"
-            ],
-        ),
-        (
-            [(0.5, 8), (0.5, 8)],
-            [],
-            ["layers that drop features: drop0, drop1 in torch, none in tensorflow; expected the same ones in both"],
-        ),
-    ],
-)
-def test_shared_drops_must_be_the_same_ones(first, second, lines):
-    assert unlike_drops(dropping(*first), dropping(*second)) == lines
-
-
-def test_drops_correspond_by_names_or_else_by_order():
-    reference = dropping((0.5, 8), (0.25, 8))
-    assert matched_drops(reference, dropping((0.5, 8), (0.25, 8), names="ab")) == {"a": "drop0", "b": "drop1"}
-    listed_otherwise = dropping((0.25, 8), (0.5, 8), names=("drop1", "drop0"))
-    assert matched_drops(reference, listed_otherwise) == {"drop1": "drop1", "drop0": "drop0"}
-    assert unlike_drops(reference, listed_otherwise) == []
-    assert unlike_drops(reference, dropping((0.25, 8), (0.5, 8), names="ab")) != []
-
-
-def test_drops_are_those_of_the_layers_that_drop():
-    assert drops_of("net:model", "torch", dropping((0.5, 64), (0.0, 8), (0.1, 1))) == (
-        Drop(name="drop0", kind="dropout", rate=0.5, features=64),
-        Drop(name="drop2", kind="stochastic depth", rate=0.1, features=1),
+    require_equal(
+        "net:model", matching, [first, *dense], dense, BOTH, unlike_dropout([first, *dense], dense, BOTH, shared=False)
     )
-
-
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        ([], "in torch it has no layer that drops features"),
-        (dropping((1.0, 8)), r"drop0 drops all features \(rate 1\); expected a rate below 1"),
-        (dropping((0.5, 0)), "drop0 drops features neither one by one nor by whole channels nor all together"),
-        (
-            [Layer(name="drop", settings=drop_settings(0.5, 8, (8,), calls=2))],
-            "drop is called more than once; expected a",
-        ),
-        (
-            dropping((0.5, 8), (0.5, 8), names=("drop", "drop")),
-            "drop is called more than once; expected a layer for each",
-        ),
-        (dropping((0.5, 10**6)), r"it drops 1,000,000 features of an image one by one; expected at most 100,000"),
-        (
-            [*dropping((0.5, 8)), *randomness(iter([np.zeros(2), np.ones(2)]))],
-            "it draws random numbers in training, outside its layers of dropout; expected nn.Dropout",
-        ),
-    ],
-)
-def test_drops_that_cannot_be_shared_are_refused(found, says):
-    with pytest.raises(RequestError, match=says):
-        drops_of("net:model", "torch", found)
-
-
-def test_draws_are_laid_out_by_channel_image_or_feature():
-    assert [shape_of_draws(draws, (8, 4, 4)) for draws in (1, 8, 128)] == [(1, 1, 1), (8, 1, 1), (8, 4, 4)]
-    assert shape_of_draws(64, (64,)) == (64,)
+    with pytest.raises(RequestError, match=r"1 / flatten: flattens .*; in Keras write Permute\(\(3, 1, 2\)\) before"):
+        require_equal(
+            "net:model",
+            matching,
+            [first, *dense],
+            [last, *dense],
+            BOTH,
+            unlike_dropout([first, *dense], [last, *dense], BOTH, shared=False),
+        )

@@ -15,8 +15,9 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
+from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.layer_matching import NO_NAMES, Layer, drop_settings
+from dpcompare.models.layer_matching import NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
 from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, channels_first
 from dpcompare.models.state import is_statistic

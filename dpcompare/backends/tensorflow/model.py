@@ -14,6 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
+from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
 from dpcompare.models.keras_layout import (
     AS_IT_IS,
     CONVOLUTION,
@@ -27,11 +28,7 @@ from dpcompare.models.layer_matching import (
     CHANNELS_LAST,
     NO_NAMES,
     Layer,
-    drop_settings,
-    images_to_try,
-    noise,
     order_flattened,
-    randomness,
     same_padding,
     window_settings,
 )

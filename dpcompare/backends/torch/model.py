@@ -13,16 +13,8 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made
-from dpcompare.models.layer_matching import (
-    CHANNELS_FIRST,
-    drop_settings,
-    images_to_try,
-    noise,
-    order_flattened,
-    randomness,
-    same_padding,
-    window_settings,
-)
+from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
+from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
 from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.spec import IMAGE_CHANNELS, IMAGE_DIMENSIONS, NO_COLUMNS, columns, shape_of_draws
