@@ -219,7 +219,7 @@ def test_arms_run_in_their_environments_and_are_comparable(copied, tmp_path, mon
     again = ("compare", "--resume", "study", "--repeats", "2", "--dry-run")
     refused = invoke(*again)
     assert refused.code == 2
-    assert "if they are yours, pass them: --env copy=TORCH_SHOWN=1" in refused.stderr
+    assert "if those of the file are yours, pass them: --env copy=TORCH_SHOWN=1" in refused.stderr
     other = invoke(*again, "--env", f"copy={sys.executable}")
     assert (other.code, f"and --env names {sys.executable}; expected" in other.stderr) == (2, True)
     unset = invoke(*again, "--env", f"copy={copied}")
