@@ -314,6 +314,8 @@ class RunFields(Config):
     """The interpreter whose environment holds the framework."""
     environment: Environment | None = setting(None, changes=Changes.STEP_TIME)
     """What the run has of its own, where it does not use the usual environment of its framework."""
+    keep_packages: bool = setting(False, changes=Changes.NOTHING)
+    """Whether the result lists all packages of its environment: for runs that are compared with those of another."""
     inputs: Inputs | None = setting(None, changes=Changes.NOTHING)
     """Filled in by `prepare_inputs`."""
 

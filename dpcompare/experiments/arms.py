@@ -121,6 +121,8 @@ def expand_arms(
             found[arm.name] = request, topology, arm
     arms, more_refusals = _sharing_defaults(list(found.values()))
     _require_other_environments(arms)
+    if any(arm.config.environment for arm in arms):
+        arms = tuple(arm.changed(config=arm.config.changed(keep_packages=True)) for arm in arms)
     return arms, refusals + more_refusals
 
 

@@ -46,7 +46,7 @@ class ProcessRecord(BaseModel):
     """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
     packages: dict[str, str] = {}
-    """All that the environment of the first process has, by the names of distributions; empty in the others."""
+    """All that the environment of the first process has, by the names of distributions, if it is to be kept."""
     gpus: list[GpuState] = []
     """The GPUs of this process."""
     observed: Observed | None = None

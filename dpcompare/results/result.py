@@ -229,7 +229,7 @@ class RunResult(BaseModel):
     versions: dict[str, str] = {}
     """The versions on node 0; see `nodes`."""
     packages: dict[str, str] = {}
-    """All that the environment of the first process has: distribution -> version; empty in older results."""
+    """All that the environment of the first process has, if that was to be kept: distribution -> version."""
     nodes: list[NodeRecord] = []
     """Each node's host, devices, versions and GPUs."""
     config: dict[str, Any]

@@ -266,7 +266,7 @@ def _record(
                 if package in sys.modules
             },
         },
-        packages=installed_packages() if backend.process_rank == 0 else {},
+        packages=installed_packages() if config.keep_packages and backend.process_rank == 0 else {},
         observed=observer.observed(backend, description),
         gradients=description.gradients,
     )
