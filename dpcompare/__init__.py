@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare._version import __version__
 
 if TYPE_CHECKING:
-    from dpcompare.api.proof import Check, Verification, explain, verify
+    from dpcompare.api.proof import Check, Verification, explain, explain_difference, verify
     from dpcompare.api.saved import SavedVerification, verify_saved
     from dpcompare.api.scripts import ScriptRun, run_script
     from dpcompare.api.studies import Arm, Report, Study, compare, load
@@ -47,6 +47,7 @@ __all__ = [
     "batches",
     "compare",
     "explain",
+    "explain_difference",
     "load",
     "resume",
     "run",
@@ -79,6 +80,7 @@ _DEFINED_IN = {
     "batches": "api.training",
     "compare": "api.studies",
     "explain": "api.proof",
+    "explain_difference": "api.proof",
     "load": "api.studies",
     "resume": "launch.run",
     "run": "launch.run",

@@ -9,11 +9,12 @@ import dpcompare
 from dpcompare.api.saved import SavedCheck
 from dpcompare.api.training import LossHandle
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
+from dpcompare.projection.difference import Difference
 from dpcompare.projection.explanation import Explanation
 
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Studies": ("compare", "load", "Arm", "Study", "Report"),
-    "Proofs": ("verify", "Verification", "Check", "explain"),
+    "Proofs": ("verify", "Verification", "Check", "explain", "explain_difference"),
     "A loop of your own": (
         *(
             "backend",
@@ -33,7 +34,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Errors": ("RequestError", "RunFailedError"),
 }
 """Title -> public names."""
-RETURNED = (ClaimRow, ArmRow, Explanation, LossHandle, SavedCheck)
+RETURNED = (ClaimRow, ArmRow, Explanation, Difference, LossHandle, SavedCheck)
 """Classes that those return; users do not construct them."""
 
 

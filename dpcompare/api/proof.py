@@ -12,9 +12,10 @@ from dpcompare.api.command_line import read_by
 from dpcompare.api.studies import Arm
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.verify import Check
+from dpcompare.projection.difference import Difference
 from dpcompare.projection.explanation import Explanation
 
-__all__ = ["Check", "Verification", "explain", "verify"]
+__all__ = ["Check", "Verification", "explain", "explain_difference", "verify"]
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,33 @@ def explain(
     }
     with read_by(command, [str(arm_or_run)], workload, asked) as context:
         return explanation_asked_for(context, **context.params)
+
+
+def explain_difference(
+    first: str | Path | Arm,
+    second: str | Path | Arm,
+    workload: Workload | None = None,
+    *,
+    rounds: int = 6,
+    out: str | Path | None = None,
+    **options: Any,
+) -> Difference:
+    """Measure which parts of a step make the difference between two runs, as `dpcompare explain A B` does.
+
+    Args:
+        first: an arm such as `"torch:ddp,env=old"`, or the directory of a completed run.
+        second: another one.
+        workload: what the arms train; default: `Workload()`.
+        rounds: how often each variant of both is trained; a claim needs 6.
+        out: directory of the runs; default: below `studies/`. The same call with the same `out` continues.
+        options: further options of `dpcompare explain`, by their names with underscores, such as `nodes`.
+
+    Raises:
+        RequestError: it cannot be explained; nothing was started.
+        KeyboardInterrupt: it was interrupted; what was measured is kept.
+    """
+    from dpcompare.cli.explain import difference_asked_for
+    from dpcompare.cli.explain import explain as command
+
+    with read_by(command, [str(first), str(second)], workload, options | {"repeats": rounds, "out": out}) as context:
+        return difference_asked_for(context, **context.params)

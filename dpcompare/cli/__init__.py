@@ -27,7 +27,7 @@ from dpcompare.system.terminal_text import give_up_stdout, keep_stderr_from_fail
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 a run failed, 2 the request was wrong and nothing was started, 3 finished with a "
-    "negative answer, 130 interrupted.",
+    "negative answer, 4 a gate is undecided, 130 interrupted.",
 )
 @click.version_option(__version__, prog_name="dpcompare")
 def cli() -> None:

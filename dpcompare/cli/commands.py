@@ -13,6 +13,7 @@ TASKS = {
     "Compare": {
         "compare": "Train the arms of a study round by round, and compare them.",
         "report": "Show studies and runs: claims, figures, the fairness sheet.",
+        "gate": "Say whether an arm is slower than a baseline by more than is allowed.",
         "watch": "Follow a study that another process runs.",
     },
     "Understand": {

@@ -31,15 +31,19 @@ if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
     from dpcompare.experiments.study import Study
     from dpcompare.experiments.variants import Variants
+    from dpcompare.projection.difference import Difference
     from dpcompare.projection.explanation import Explanation
     from dpcompare.projection.remedies import Remedy
 
 _ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
 """Options of the run to explain."""
+MOST_EXPLAINED = 2
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("arm_or_run", shell_complete=completion.runs)
+@click.argument(
+    "arms_or_runs", nargs=-1, required=True, metavar="ARM_OR_RUN [ARM_OR_RUN]", shell_complete=completion.runs
+)
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=6, show_default=True, help="Rounds to run; a claim needs 6."
 )
@@ -63,65 +67,114 @@ def explain(
     ARM_OR_RUN is the directory of a completed run, or an arm such as torch:ddp,link=1gbit, with the options of a run.
     Each round trains it as it is and with a part left out: without gradient sync, with one batch that stays on its
     devices, with neither, with four times the batch, and on one device. Without --steps, an arm runs 60 steps after
-    warm-up (170 on GPUs). Repeat the command with the same --out to continue.
+    warm-up (170 on GPUs). Repeat the command with the same --out to continue. Of two, both are trained in each round,
+    and it says which parts make the difference.
 
     \b
     dpcompare explain runs/a
     dpcompare explain torch:ddp --nodes 2 --model efficientnet-b0 --steps 60
     dpcompare explain tensorflow:multiworker,engine=namespaces,link=100mbit --nodes 2
+    dpcompare explain torch:ddp,env=old torch:ddp --nodes 2 --env old=/envs/old/bin/python
     """
     if dry_run:
         asked = _asked_for(context, **values)
         print_plan(asked.study, asked.out, as_json=as_json)
         return
-    explanation = explanation_asked_for(context, **values)
-    if as_json:
-        print_json(explanation.model_dump(mode="json"))
-    else:
-        from dpcompare.report import explained
+    from dpcompare.report import differed, explained
 
-        width = stdout_console().width
-        text = explained.as_markdown(explanation) if markdown else explained.as_text(explanation, width)
+    found: Explanation | Difference
+    width = stdout_console().width
+    if len(values["arms_or_runs"]) == 1:
+        found = explanation_asked_for(context, **values)
+        text = explained.as_markdown(found) if markdown else explained.as_text(found, width)
+    else:
+        found = difference_asked_for(context, **values)
+        text = differed.as_markdown(found) if markdown else differed.as_text(found, width)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
         with if_anybody_reads():
             click.echo(text, nl=False)
 
 
 class _AskedFor(NamedTuple):
-    config: RunConfig
-    variants: Variants
+    variants: tuple[Variants, ...]
+    """Of each run that is to be explained: one or two."""
     study: Study
     out: Path
 
 
 def _asked_for(
-    context: click.Context, /, arm_or_run: str, repeats: int, out: Path | None, measured_link: str | None, **values: Any
+    context: click.Context,
+    /,
+    arms_or_runs: tuple[str, ...],
+    repeats: int,
+    out: Path | None,
+    measured_link: str | None,
+    **values: Any,
 ) -> _AskedFor:
     """What the options of the command ask to be explained, and by which runs."""
     from dpcompare.experiments.study import refuse_other_files
-    from dpcompare.experiments.variants import variants_of
+    from dpcompare.experiments.variants import study_of, variants_of
 
-    config, name = _to_explain(context, arm_or_run, RunOptions.of(values))
-    _refuse_other_link(config, measured_link)
-    variants = variants_of(config, name)
+    for name in ("dry_run", "markdown", "as_json"):  # how the command shows it
+        values.pop(name, None)
+    options = RunOptions.of(values)
+    if len(arms_or_runs) > MOST_EXPLAINED:
+        raise click.UsageError(
+            f"received {len(arms_or_runs)} runs; expected one, or two of which to explain the difference", context
+        )
+    found = [_to_explain(context, each, options, is_alone=len(arms_or_runs) == 1) for each in arms_or_runs]
+    used = {config.environment.name for config, _ in found if config.environment}
+    refuse_other_names(options.env, used, "the environment of what is explained, or none")
+    if len({name for _, name in found}) < len(found):
+        raise RequestError(
+            f"received {' and '.join(arms_or_runs)}, which are both called {found[0][1]}; expected two that differ in "
+            "an option, such as torch:ddp and torch:ddp,env=old"
+        )
+    if len(found) == 1:
+        _refuse_other_link(found[0][0], measured_link)
+    elif measured_link is not None:
+        raise RequestError("--measured-link: received with two runs; expected it with one, whose exchange it judges")
+    variants = tuple(variants_of(config, name) for config, name in found)
     out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-explained"
     refuse_other_files(out)
-    return _AskedFor(config, variants, variants.study(repeats), out)
+    return _AskedFor(variants, study_of(variants, repeats), out)
 
 
 def explanation_asked_for(context: click.Context, /, measured_link: str | None, **values: Any) -> Explanation:
-    """Make the runs that the options of the command ask for, and explain by them.
+    """Make the runs that the options of the command ask for, and explain one by them.
 
     Raises:
         RequestError: it cannot be explained; nothing was started.
     """
-    for name in ("dry_run", "markdown", "as_json"):  # how the command shows it
-        values.pop(name, None)
+    from dpcompare.projection.explanation import explain as explained
+
     asked = _asked_for(context, measured_link=measured_link, **values)
-    return _with_commands(_measured(asked.study, asked.out, asked.variants, measured_link), asked.config)
+    study = _measured(asked.study, asked.out)
+    (variants,) = asked.variants
+    explanation = explained(study, asked.out, variants.prepared(study), measured_link=measured_link)
+    return _with_commands(explanation, variants.arms["as it is"].config)
 
 
-def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) -> tuple[RunConfig, str]:
-    """The run to explain, and its name."""
+def difference_asked_for(context: click.Context, /, **values: Any) -> Difference:
+    """Make the runs that the options of the command ask for, and explain the difference of two by them.
+
+    Raises:
+        RequestError: it cannot be explained; nothing was started.
+    """
+    from dpcompare.projection.difference import difference
+
+    asked = _asked_for(context, **values)
+    study = _measured(asked.study, asked.out)
+    first, second = (each.prepared(study) for each in asked.variants)
+    return difference(study, asked.out, (first, second))
+
+
+def _to_explain(
+    context: click.Context, arm_or_run: str, options: RunOptions, *, is_alone: bool
+) -> tuple[RunConfig, str]:
+    """A run to explain, and its name; where it is the only one, --env may name its environment."""
     from dpcompare.experiments.arms import expand_arms, reasons_of
     from dpcompare.experiments.study import is_study
     from dpcompare.experiments.variants import run_to_explain, to_explain
@@ -133,10 +186,9 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             f"{str(path / 'runs')!r}"
         )
     if not path.exists() and ":" in arm_or_run:
-        if f",{ENVIRONMENT}=" not in arm_or_run:
+        if is_alone and f",{ENVIRONMENT}=" not in arm_or_run:
             options = options.changed(environment=only_environment(options.env))
         request = arm_request(arm_or_run, options, named_by="ARM_OR_RUN")
-        refuse_other_names(options.env, {request.environment}, "the environment of the arm")
         nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
         arms, refusals = expand_arms([request], nodes or None, devices or None, interpreters(options.python))
         if not arms:
@@ -155,11 +207,10 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
-    own = {config.environment.name} if config.environment else set()
-    refuse_other_names(options.env, own, "the environment of the run, or none")
     require_trusted_interpreter(config, interpreters(options.python), options.env, named_by=f"the run {arm_or_run!r}")
     cluster = config.cluster
-    return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
+    own = f" {ENVIRONMENT}={config.environment.name}" if config.environment else ""
+    return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}{own}"
 
 
 def _refuse_other_link(config: RunConfig, measured_link: str | None) -> None:
@@ -177,12 +228,11 @@ def _refuse_other_link(config: RunConfig, measured_link: str | None) -> None:
         )
 
 
-def _measured(study: Study, out: Path, variants: Variants, measured_link: str | None) -> Explanation:
-    """Make all runs that are not there yet, and explain the run by them."""
+def _measured(study: Study, out: Path) -> Study:
+    """Make all runs that are not there yet."""
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.study import hold, open_study
     from dpcompare.experiments.study_runs import run_study
-    from dpcompare.projection.explanation import explain as explained
 
     study = prepared(study)
     try:
@@ -193,7 +243,7 @@ def _measured(study: Study, out: Path, variants: Variants, measured_link: str | 
     except KeyboardInterrupt:
         click.echo(f"interrupted; to continue: the same command with --out {shlex.quote(str(out))}", err=True)
         raise
-    return explained(study, out, variants.prepared(study), measured_link=measured_link)
+    return study
 
 
 def _with_commands(explanation: Explanation, config: RunConfig) -> Explanation:

@@ -268,11 +268,11 @@ def require_trusted_interpreter(
         )
 
 
-def parse_percentage(text: str) -> float:
-    """`2%` as 0.02."""
+def parse_percentage(text: str, flag: str = "--until") -> float:
+    """`2%` as 0.02; `flag` is the option that it is the value of."""
     match = _PERCENTAGE.fullmatch(text)
     if match is None or not 0 < float(match[1]) < 100:
-        raise RequestError(f"--until: received {text!r}, expected a percentage such as 2%")
+        raise RequestError(f"{flag}: received {text!r}, expected a percentage such as 2%")
     return float(match[1]) / 100
 
 

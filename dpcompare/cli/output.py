@@ -32,6 +32,8 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_NEGATIVE = 3
 """Finished, and the answer is no: a check failed, a condition held, something would break a run."""
+EXIT_UNDECIDED = 4
+"""Finished without an answer."""
 EXIT_INTERRUPTED = 130
 
 

@@ -307,6 +307,7 @@ class StudyProgress(Watcher):
         self._console.print(printable(line), soft_wrap=True)
 
     def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
+        self._total = max(self._total, self._done + 1)
         if not self._live:
             self._say(f"[{self._done + 1}/{self._total}] round {number}: {arm.name} ...")
         return lambda event: None

@@ -12,9 +12,10 @@ from typing import Any
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
+from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, GateRow, Group, Round, SettingRow
 from dpcompare.experiments.environments import change_logs
 from dpcompare.experiments.figures import figures_of_arm, median
+from dpcompare.experiments.gate import gate_row
 from dpcompare.experiments.learning import (
     SheetOf,
     accuracy_curve,
@@ -77,7 +78,8 @@ def _compared(collection: Collection) -> Comparison:
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
     needed = max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms))
     runs = [run for arm in present for run in arm.completed]
-    headline = headline_of(claims, rows, needed=needed, is_partial=partial)
+    gate = _gate(collection, arms, claims)
+    headline = gate.sentence if gate else headline_of(claims, rows, needed=needed, is_partial=partial)
     return Comparison(
         partial=partial,
         repeats=collection.repeats,
@@ -92,6 +94,7 @@ def _compared(collection: Collection) -> Comparison:
         layers=layers_in_words(runs),
         environments=list(map(printable, change_logs(runs))),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
+        gate=gate,
         learning=learning_of(present, sheet_of),
         time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),
         not_judged=not_judged(present),
@@ -108,6 +111,16 @@ def _compared(collection: Collection) -> Comparison:
         groups=_groups(present, claims),
         claims=claims,
     )
+
+
+def _gate(collection: Collection, arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> GateRow | None:
+    """What the study says as a gate; None where it is none."""
+    study = collection.alone[0] if collection.alone else None
+    if study is None or study.allowed_loss is None:
+        return None
+    candidate, baseline = arms
+    apart = [claim.sentence for claim in claims if claim.outcome == "NOT COMPARABLE"]
+    return gate_row(candidate, baseline, study.allowed_loss, next(iter(apart), None))
 
 
 def _printable(arm: ArmRuns) -> ArmRuns:

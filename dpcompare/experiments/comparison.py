@@ -291,6 +291,28 @@ class ClaimRow(RatioRow):
     """Between their last evaluations."""
 
 
+GateOutcome = Literal["slower", "not slower", "undecided"]
+
+
+class GateRow(_Shown):
+    """What a gate says of its candidate, and the figures of the look that said it, or of the last one."""
+
+    candidate: str
+    baseline: str
+    allowed_loss: float
+    """The largest loss of speed that passes, as a part of the baseline's."""
+    outcome: GateOutcome
+    ratio: float | None
+    """The candidate's speed over the baseline's."""
+    low: float | None
+    high: float | None
+    """The truth is below `low`, and likewise above `high`, with the probability that a look may be wrong."""
+    rounds: int
+    is_final: bool
+    """Whether more rounds could not change that it is undecided."""
+    sentence: str
+
+
 class LearningRow(_Shown):
     """One of the sentences on what two arms learned, and its figures; of loss where `measure` says so."""
 
@@ -419,6 +441,8 @@ class Comparison(_Shown):
     environments: list[str] = []
     """What each environment has otherwise than the first of its framework, a line for each."""
     headline: str
+    gate: GateRow | None = None
+    """None where it is not the study of a gate."""
     learning: Learning | None
     """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""
     time_to_accuracy: TimeToAccuracy | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
     if any(row.failures for row in comparison.arms):
         command = hint("compare", "--resume", study_dir, "--retry-failed", *environments_of(study))
         yield NextStep(name="run again", command=command)
+    if study.allowed_loss is not None:
+        yield from _of_gate(comparison, study, study_dir)
+        return
     without_interval = any(row.scaling and row.scaling.low is None for row in comparison.arms)
     if comparison.partial:
         yield _rounds("continue", study, study_dir, study.repeats)
@@ -34,6 +38,14 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
         yield _rounds("more rounds", study, study_dir, 2 * study.repeats)
     if any(row.communication_ms is not None and row.num_nodes > 1 for row in comparison.arms):
         yield NextStep(name="more nodes", command=hint("project", study_dir))
+
+
+def _of_gate(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
+    """The command of a gate, where more rounds may decide it."""
+    if comparison.gate and comparison.gate.outcome == "undecided" and not comparison.gate.is_final and study.commands:
+        command = study.commands[0]
+        there = "" if "--out" in command else f" {shlex.join(['--out', str(study_dir)])}"
+        yield NextStep(name="continue", command=f"{command}{there}")
 
 
 def _rounds(name: str, study: Study, study_dir: Path, repeats: int) -> NextStep:

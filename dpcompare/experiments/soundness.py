@@ -59,6 +59,8 @@ class Doubt:
     """Such as `DISTURBED in 4 of 6 rounds`."""
     remedy: str
     """What helps, in the imperative."""
+    may_pass: bool
+    """Whether more rounds of the same runs may be sound: those that are too short stay so."""
 
 
 def measured_speed(run: RunResult) -> Measured | None:
@@ -112,6 +114,7 @@ def doubt_of(
     return Doubt(
         reason=f"{joined(reasons)} of {pluralize(len(paired), 'round')}{details}",
         remedy=joined(list(dict.fromkeys(remedies))),
+        may_pass=counts["TOO SHORT"] <= LARGEST_FLAWED_SHARE * len(paired),
     )
 
 

@@ -97,6 +97,9 @@ class Study(Config):
     """Points of accuracy within which two arms count as equally accurate; chosen before the first round."""
     tried: dict[str, list[Tried]] = Field(default_factory=dict)
     """Arm -> the short runs that found its settings, where it was autotuned."""
+    allowed_loss: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)
+    """Of a gate: the largest loss of speed of the first arm against the second that passes, as a part of the second's
+    speed; chosen before the first round. None: it is no gate."""
     looks: tuple[int, ...] = ()
     """Rounds that it had, each time when its claims could be read and more were added: every such look makes those that
     follow stricter."""
@@ -112,6 +115,8 @@ class Study(Config):
         names = [arm.name for arm in self.arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
+        if self.allowed_loss is not None and len(names) != 2:
+            raise ValueError(f"a gate has two arms, received {', '.join(names)}")
         if self.pair is not None and (set(self.pair) - set(names) or self.pair[0] == self.pair[1]):
             raise ValueError(f"pair: received {', '.join(self.pair)}, expected two of the arms {', '.join(names)}")
         return self

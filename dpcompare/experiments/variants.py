@@ -45,7 +45,7 @@ class Variants:
 
     def study(self, repeats: int = ROUNDS_FOR_CLAIM, order_seed: int = 0) -> Study:
         """The study that trains them in interleaved rounds."""
-        return Study(arms=tuple(self.arms.values()), repeats=repeats, order_seed=order_seed)
+        return study_of([self], repeats, order_seed)
 
     def prepared(self, study: Study) -> Variants:
         """The same variants as a study has them, whose arms have their inputs."""
@@ -55,6 +55,12 @@ class Variants:
             alone=self.alone,
             unmeasured=self.unmeasured,
         )
+
+
+def study_of(variants: Sequence[Variants], repeats: int = ROUNDS_FOR_CLAIM, order_seed: int = 0) -> Study:
+    """The study that trains the variants of several runs in the same rounds."""
+    arms = tuple(arm for each in variants for arm in each.arms.values())
+    return Study(arms=arms, repeats=repeats, order_seed=order_seed)
 
 
 def variants_of(config: RunConfig, name: str) -> Variants:
@@ -197,6 +203,9 @@ exchange."""
 JUDGED: tuple[Part, ...] = ("input", "exchange", "waiting", "devices", "launching")
 """Parts that a run need not have, of which one may stand out."""
 
+ADDED: tuple[Part, ...] = ("input", "exchange", "together", "waiting", "devices", "launching", "computing")
+"""Parts that add up to the step of a run, as far as its mode has them."""
+
 Seconds = Sequence[Sequence[float]]
 """Seconds of the measured steps of each process of a run."""
 
@@ -292,8 +301,12 @@ class StepParts:
     @cached_property
     def shares(self) -> dict[Part, Share]:
         """The shares of all parts that were measured."""
-        found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_separable(part)}
+        found = {part: self._share(part) for part in _LEFT}
         return {part: share for part, share in found.items() if share is not None}
+
+    def seconds_of(self, part: Part) -> list[float | None]:
+        """Seconds of a step that a part takes, round by round; None in a round that does not show it."""
+        return [_LEFT[part](each) if self._is_separable(part) else None for each in self.rounds]
 
     @property
     def level(self) -> float:
@@ -333,11 +346,11 @@ class StepParts:
             return self.num_processes > 1 and not self.waits_within
         return True
 
-    def _share(self, part: Part, left: Callable[[Round], float | None]) -> Share | None:
+    def _share(self, part: Part) -> Share | None:
         """What leaving a part out saves, relative to the step as it is, within each round."""
         values: list[float | None] = []
-        for each in self.rounds:
-            whole, saved = each.step("as it is"), left(each)
+        for each, saved in zip(self.rounds, self.seconds_of(part), strict=True):
+            whole = each.step("as it is")
             values.append(None if whole is None or saved is None else saved / whole)
         found = paired_difference(values, [None if value is None else 0.0 for value in values])
         if found is None:

@@ -145,7 +145,7 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
     Raises:
         RunFailedError: the run as it is, or without input, never completed.
     """
-    results, failures = _results(study, study_dir, variants)
+    results, failures = results_of(study, study_dir, variants)
     config = variants.arms["as it is"].config
     parts = parts_of(study, study_dir, variants)
     shares = parts.shares
@@ -157,7 +157,7 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
     runs = [result for completed in results.values() for result in completed.values()]
-    others, is_disturbed = _others(runs)
+    others, is_disturbed = others_in_words(runs)
     if is_disturbed:
         rows = [row.model_copy(update={"stands_out": False}) for row in rows]
     remedies = remedies_of(_to_remedy(rows), parts, config, unchanged[-1], measured_link)
@@ -177,30 +177,30 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
         remedies=[QUIET, *remedies] if is_disturbed else remedies,
-        warnings=_warnings(runs),
+        warnings=warnings_in_words(runs),
     )
 
 
 def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
-    """The parts of the step of a run, as far as the variants that show them have run.
+    """The parts of the step of a run in all rounds of a study, as far as the variants that show them have run.
 
     Args:
         study: of the variants, as it was run.
         study_dir: where it is.
         variants: of the run, as the study has them.
     """
-    results, _ = _results(study, study_dir, variants)
+    results, _ = results_of(study, study_dir, variants)
     seconds = [_seconds(study, study_dir, number, variants, completed) for number, completed in results.items()]
     config = variants.arms["as it is"].config
     waits_within = config.workload.batchnorm == "sync" and config.topology.num_replicas > 1
     return StepParts.of(seconds, alone=variants.alone, waits_within=waits_within)
 
 
-def _results(
+def results_of(
     study: Study, study_dir: Path, variants: Variants
 ) -> tuple[dict[int, dict[Variant, RunResult]], dict[Variant, str]]:
     """Round -> the result of each variant that completed; and why others did not."""
-    results: dict[int, dict[Variant, RunResult]] = {}
+    results: dict[int, dict[Variant, RunResult]] = {number: {} for number in study.rounds}
     failures: dict[Variant, str] = {}
     for number in study.rounds:
         for variant, arm in variants.arms.items():
@@ -208,7 +208,7 @@ def _results(
             if result is None:
                 continue
             if result.status == "completed":
-                results.setdefault(number, {})[variant] = result
+                results[number][variant] = result
             else:
                 failures[variant] = f"{arm.name} failed: {printable(in_one_line(result.error))}"
     return results, failures
@@ -243,7 +243,7 @@ def _row(part: Part, share: Share, seconds: float, floor: Floor | None) -> PartR
     )
 
 
-def _others(runs: Sequence[RunResult]) -> tuple[str | None, bool]:
+def others_in_words(runs: Sequence[RunResult]) -> tuple[str | None, bool]:
     """What other processes took, in words, and whether they did in most runs, so that nothing else can be claimed."""
     disturbances = [sentence for run in runs for sentence in run.disturbances[:1]]
     if not disturbances:
@@ -346,7 +346,7 @@ def _speedup(parts: StepParts, config: RunConfig) -> float | None:
     return parts.median(ratio)
 
 
-def _warnings(results: Sequence[RunResult]) -> list[str]:
+def warnings_in_words(results: Sequence[RunResult]) -> list[str]:
     """What was said of the runs, a line per kind: first what may be the cause of the others."""
     said: dict[str, list[str]] = {}
     for result in results:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dpcompare.projection.explanation import WORDS, Explanation, PartRow
 from dpcompare.report.formats import escaped, figure
-from dpcompare.report.text import NARROWEST, WIDEST
+from dpcompare.report.text import NARROWEST, WIDEST, aligned, filled
 from dpcompare.system.terminal_text import joined
 
 HEADS = ("part of the step", "share", "interval", "ms", "floor, ms")
@@ -21,21 +21,13 @@ def as_text(explanation: Explanation, width: int) -> str:
         width: characters of a line; below NARROWEST lines are longer than it.
     """
     width = max(NARROWEST, min(width, WIDEST))
-    cells = [HEADS, *map(_cells, explanation.parts)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADS))]
-    table = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(text.rjust(size) for text, size in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in cells
-    ]
     blocks = [
-        _filled([_measured(explanation), explanation.verdict], width),
-        "\n".join(line.rstrip() for line in table),
-        _filled(list(_sentences(explanation)), width),
+        filled([_measured(explanation), explanation.verdict], width),
+        aligned([HEADS, *map(_cells, explanation.parts)]),
+        filled(list(_sentences(explanation)), width),
     ]
     helps = [
-        "\n".join([textwrap.indent(_filled([line], width - 2), "  "), *([f"    {command}"] if command else [])])
+        "\n".join([textwrap.indent(filled([line], width - 2), "  "), *([f"    {command}"] if command else [])])
         for line, command in _remedies(explanation)
     ]
     blocks.append("\n".join(["what would help:", *helps]))
@@ -53,10 +45,6 @@ def as_markdown(explanation: Explanation) -> str:
     for line, command in _remedies(explanation):
         lines.append(f"- {escaped(line)}" + (f": `{command}`" if command else ""))
     return "\n".join(lines) + "\n"
-
-
-def _filled(lines: list[str], width: int) -> str:
-    return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
 def _measured(explanation: Explanation) -> str:

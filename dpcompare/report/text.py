@@ -30,18 +30,18 @@ def as_text(comparison: Comparison, width: int) -> str:
     topologies = list(_topologies(comparison))
     width = max(NARROWEST, min(width, WIDEST))
     blocks = [
-        _filled([comparison.measured] if comparison.measured else [], width),
+        filled([comparison.measured] if comparison.measured else [], width),
         headline_lines(comparison, width),
-        _filled(topologies, width),
+        filled(topologies, width),
         "\n".join(_table(comparison, width)),
-        _filled(list(_warnings(comparison)), width),
+        filled(list(_warnings(comparison)), width),
     ]
     return "\n".join(block for block in blocks if block) + "\n"
 
 
 def headline_lines(comparison: Comparison, width: int) -> str:
     """The headline as it stands in `as_text`."""
-    return _filled([comparison.headline], max(NARROWEST, min(width, WIDEST)))
+    return filled([comparison.headline], max(NARROWEST, min(width, WIDEST)))
 
 
 def _topologies(comparison: Comparison) -> Iterator[str]:
@@ -51,8 +51,19 @@ def _topologies(comparison: Comparison) -> Iterator[str]:
         yield f"{', '.join(words[:2])}."
 
 
-def _filled(lines: Sequence[str], width: int) -> str:
+def filled(lines: Sequence[str], width: int) -> str:
+    """Sentences in lines of at most this many characters, words kept whole."""
     return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Rows whose first column is aligned to the left, and all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        GAP.join([row[0].ljust(widths[0]), *(cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True))])
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _table(comparison: Comparison, width: int) -> Iterator[str]:

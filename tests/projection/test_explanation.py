@@ -17,13 +17,9 @@ from dpcompare.models.state import Gradients
 from dpcompare.projection.explanation import explain
 from dpcompare.projection.remedies import floors_of
 from dpcompare.report.explained import as_markdown, as_text
-from dpcompare.results.clock import MachineLoad
-from dpcompare.results.events import EventLog
-from dpcompare.results.result import NodeRecord
 from dpcompare.system.gpu_state import GpuReading, GpuState
-from tests.support.events import ready, trained
 from tests.support.results import result
-from tests.support.step_parts import SYNCHRONOUS, constant
+from tests.support.step_parts import SYNCHRONOUS, constant, write_runs
 
 pytestmark = pytest.mark.seconds
 
@@ -55,39 +51,9 @@ def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, m
     arms = (arm.model_copy(update={"config": made}) for arm, made in zip(study.arms, configs, strict=True))
     study = open_study(study.model_copy(update={"arms": tuple(arms)}), folder)
     found = found.prepared(study)
-    for number in study.rounds:
-        for variant, arm in found.arms.items():
-            run_dir = study.run_dir(folder, number, arm)
-            (run_dir / "events").mkdir(parents=True)
-            fields = {"status": "failed", "error": "out of memory"} if variant in failed else {}
-            known = Gradients(num_bytes=GRADIENT_BYTES)
-            fields |= {"nodes": [BUSY]} if number in busy else {}
-            result(config=arm.config.model_dump(mode="json"), num_nodes=1, gradients=known, **fields).save(run_dir)
-            times = (slower or {}).get(number, 1.0) if variant == "no exchange" else 1.0
-            for rank, (of_step, *_) in enumerate(seconds[variant.replace(" ", "_")]):
-                log = EventLog(run_dir, rank)
-                log.append(ready(steps=STEPS))
-                log.append(trained([1.0] * STEPS, step=STEPS, step_seconds=[of_step * times] * STEPS))
-                log.close()
+    known = Gradients(num_bytes=GRADIENT_BYTES)
+    write_runs(study, folder, found, seconds, failed=failed, slower=slower, busy=busy, gradients=known)
     return explain(study, folder, found, measured_link=measured_link)
-
-
-BUSY = NodeRecord(
-    node_rank=0,
-    host="here",
-    device_names=["cpu:0"],
-    versions={},
-    load=MachineLoad(
-        seconds=4.0,
-        cores=2,
-        planned_cores=2,
-        run_cores=0.6,
-        other_cores=1.4,
-        stolen_cores=0.0,
-        waiting_fraction=None,
-        heat_throttles=None,
-    ),
-)
 
 
 def rows(explanation):

@@ -1,0 +1,189 @@
+"""`dpcompare gate`: whether an arm is slower than a baseline by more than is allowed, in as few rounds as show it."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dpcompare.cli.build_study import ENVIRONMENT, arm_request, completed_arms
+from dpcompare.cli.compare import prepared, print_plan
+from dpcompare.cli.option_table import add_options
+from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds, refuse_other_names
+from dpcompare.cli.options import AS_TYPED, OPTIONS, GroupedCommand, RunOptions
+from dpcompare.cli.output import EXIT_NEGATIVE, EXIT_UNDECIDED, if_anybody_reads, print_json, write
+from dpcompare.errors import RequestError
+from dpcompare.system.terminal_text import hint, pluralize
+from dpcompare.system.type_names import FieldValue
+
+if TYPE_CHECKING:
+    from dpcompare.experiments.comparison import Comparison, GateOutcome
+    from dpcompare.experiments.study import Arm, Study
+
+_ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
+"""Options of a run that both arms have."""
+
+EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, "undecided": EXIT_UNDECIDED}
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("arm", shell_complete=completed_arms)
+@click.option(
+    "--baseline",
+    required=True,
+    metavar="OPTION=VALUE|ARM",
+    help="What the arm is compared with: itself in another environment, env=good, or another arm.",
+)
+@click.option(
+    "--allow", default="2%", show_default=True, metavar="PERCENT", help="The largest loss of steady speed that passes."
+)
+@click.option(
+    "--budget",
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    help="Start no round after this time, such as 90s, 30m or 2h.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
+@click.option("--junit", metavar="FILE", help="Both arms and the gate as tests, for CI systems; - is stdout.")
+@click.option("--markdown", metavar="FILE", help="A table and all sentences, for a job's summary; - is stdout.")
+@click.option("--dry-run", is_flag=True, help="List the runs before the first look, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
+@add_options(_ROWS, from_environment=True)
+@click.pass_context
+def gate(
+    context: click.Context,
+    /,
+    arm: str,
+    baseline: str,
+    allow: str,
+    budget: str,
+    out: Path | None,
+    junit: str | None,
+    markdown: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **values: FieldValue,
+) -> int:
+    """Say whether an arm is slower than a baseline by more than is allowed.
+
+    Both are trained in the same rounds, and after 6, 8, 11, 15, 20, 27, 36 and 48 of them the gate ends if it can tell.
+    Exit codes: 0 not slower than allowed, 3 slower, 4 undecided: in the time that there was, since most rounds were
+    disturbed, or since the two are not comparable. Repeat the command with the same --out to continue.
+
+    \b
+    dpcompare gate torch:ddp --baseline env=good --nodes 2 --model toy-cnn --image-size 32 --steps 1000
+    dpcompare gate torch:ddp,env=new --baseline torch:ddp --allow 5% --budget 1h --junit gate.xml
+    """
+    from dpcompare.experiments.gate import LOOKS, gate_study
+    from dpcompare.experiments.study import refuse_other_files
+
+    allowed, seconds = parse_percentage(allow, "--allow"), parse_seconds(budget)
+    candidate, against = _arms(arm, baseline, RunOptions.of(values))
+    out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-gate"
+    refuse_other_files(out)
+    command = hint("gate", *context.meta[AS_TYPED])
+    study = gate_study(candidate, against, allowed).changed(commands=(command,))
+    if dry_run:
+        print_plan(study.changed(repeats=LOOKS[0]), out, as_json=as_json)
+        return 0
+    comparison = _judged(study, out, seconds)
+    row = comparison.gate
+    assert row is not None
+    _write(comparison, junit, markdown)
+    if as_json:
+        print_json(comparison.model_dump(mode="json"))
+    elif "-" not in (junit, markdown):
+        _print(comparison, out)
+    return EXIT_CODES[row.outcome]
+
+
+def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
+    """The arm that is judged, and the one that it is compared with.
+
+    Raises:
+        RequestError: one of them cannot run here, or a gate says nothing of the two.
+    """
+    from dpcompare.experiments.arms import expand_arms, reasons_of
+
+    requests = [
+        arm_request(text, options, named_by="ARM"),
+        arm_request(_baseline(text, baseline), options, named_by="--baseline"),
+    ]
+    used = {request.environment for request in requests}
+    refuse_other_names(options.env, used, f"a baseline with it, {ENVIRONMENT}=NAME")
+    nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
+    arms, refusals = expand_arms(requests, nodes or None, devices or None, interpreters(options.python))
+    if refusals:
+        raise RequestError("\n".join(reasons_of(refusals)))
+    candidate, against = arms
+    counts = [len(each.config.cluster.nodes) * each.config.cluster.devices_per_node for each in arms]
+    if counts[0] != counts[1]:
+        raise RequestError(
+            f"--baseline: received {against.name} on {pluralize(counts[1], 'device')}, and {candidate.name} on "
+            f"{counts[0]}; expected as many, since more devices are meant to be faster. How efficient they are is shown "
+            "by `dpcompare compare`"
+        )
+    return candidate, against
+
+
+def _baseline(text: str, baseline: str) -> str:
+    """The arm that the baseline is: a whole one, or the candidate with some of its options changed."""
+    first, *_ = baseline.split(",")
+    if "=" not in first:
+        return baseline
+    head, *own = text.split(",")
+    changed = {change.partition("=")[0].strip() for change in baseline.split(",")}
+    kept = [change for change in own if change.partition("=")[0].strip() not in changed]
+    return ",".join([head, *kept, baseline])
+
+
+def _judged(study: Study, out: Path, budget_seconds: float) -> Comparison:
+    """Make the rounds that the gate needs, and compare them."""
+    from dpcompare.cli.progress import StudyProgress
+    from dpcompare.experiments.analysis import analyse
+    from dpcompare.experiments.collection import collect
+    from dpcompare.experiments.gate import LOOKS
+    from dpcompare.experiments.gate_runs import run_gate
+    from dpcompare.experiments.resumed import changes_since, refuse
+    from dpcompare.experiments.study import hold, open_study
+
+    refuse(changes_since(study, out))
+    study = prepared(study)
+    try:
+        with hold(out):
+            study = open_study(study, out)
+            with StudyProgress(study.changed(repeats=max(study.repeats, LOOKS[0])), out) as progress:
+                run_gate(study, out, progress, budget_seconds=budget_seconds)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; to continue: the same command with --out {shlex.quote(str(out))}", err=True)
+        raise
+    return analyse(collect([out]))
+
+
+def _write(comparison: Comparison, junit: str | None, markdown: str | None) -> None:
+    from dpcompare.report import formats
+    from dpcompare.report.junit import as_junit
+
+    row = comparison.gate
+    assert row is not None
+    failed = [] if row.outcome == "not slower" else [row.sentence]
+    allowed = f"{row.candidate} keeps the speed of {row.baseline} within {100 * row.allowed_loss:.3g}%"
+    for target, render in (
+        (junit, partial(as_junit, conditions={allowed: failed})),
+        (markdown, formats.as_markdown),
+    ):
+        if target is not None:
+            write(target, render(comparison))
+
+
+def _print(comparison: Comparison, out: Path) -> None:
+    from dpcompare.cli.report import print_comparison
+
+    with if_anybody_reads():
+        print_comparison(comparison)
+    click.echo(f"details     {hint('report', out, '--full')}", err=True)

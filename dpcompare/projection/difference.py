@@ -1,0 +1,204 @@
+"""The difference between two runs: by which parts of the step one takes longer than the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.errors import RunFailedError
+from dpcompare.experiments.accuracy_statistics import paired_difference
+from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan, confidence
+from dpcompare.experiments.study import Study
+from dpcompare.experiments.variants import ADDED, Part, StepParts, Variants
+from dpcompare.projection.explanation import WORDS, others_in_words, parts_of, results_of, warnings_in_words
+from dpcompare.system.terminal_text import joined, pluralize, printable
+
+TOGETHER = "what cannot be separated"
+"""The words of a row that holds all parts which one of the runs does not show."""
+
+
+class DifferenceRow(BaseModel):
+    """A part of the step in both runs."""
+
+    model_config = ConfigDict(frozen=True)
+
+    part: Part | None
+    """None: all parts that one of the runs does not show, together."""
+    words: str
+    first_milliseconds: float
+    second_milliseconds: float
+    """Means over the rounds, as all figures here: those of the parts add up to those of the step. Each is a difference
+    of runs, which noise can take below 0."""
+    milliseconds: float
+    """How much longer the part takes in the second run; below 0, how much less."""
+    low: float | None
+    """Ends of Student's interval; None with too few rounds."""
+    high: float | None
+    is_shown: bool
+    """Whether the interval leaves 0 out."""
+
+
+class Difference(BaseModel):
+    """By which parts of its step a run differs from another: the document behind every format."""
+
+    model_config = ConfigDict(frozen=True)
+
+    first: str
+    second: str
+    study: str
+    """The directory of the runs."""
+    workload: str
+    """Of the first run."""
+    devices: str
+    """Likewise."""
+    rounds: int
+    """Those in which all variants of both runs were measured."""
+    confidence: str | None
+    """The confidence of each interval, all of them together having 96%; None with too few rounds."""
+    verdict: str
+    step: DifferenceRow
+    """The whole step."""
+    parts: list[DifferenceRow]
+    """They add up to the step."""
+    others: str | None
+    """In how many runs other processes took cores, in words; None where they did in none."""
+    warnings: list[str]
+    """What has disturbed the runs."""
+
+
+def difference(study: Study, study_dir: Path, variants: tuple[Variants, Variants]) -> Difference:
+    """Which parts make the difference between two runs, by the runs of their variants.
+
+    Every part is what leaving it out saves, in each run and round; the differences are taken within rounds.
+
+    Args:
+        study: of the variants of both, as it was run.
+        study_dir: where it is.
+        variants: of the first and of the second run, as the study has them.
+
+    Raises:
+        RunFailedError: there is no round in which both were measured.
+    """
+    both = [parts_of(study, study_dir, each) for each in variants]
+    seconds = _seconds(both)
+    whole = [[each.step("as it is") for each in parts.rounds] for parts in both]
+    complete = [
+        number
+        for number in range(len(study.rounds))
+        if all(of[number] is not None for pair in (whole, *seconds.values()) for of in pair)
+    ]
+    found = [results_of(study, study_dir, each) for each in variants]
+    runs = [run for results, _ in found for completed in results.values() for run in completed.values()]
+    if not complete:
+        failures = "; ".join(dict.fromkeys(reason for _, failed in found for reason in failed.values()))
+        raise RunFailedError(
+            f"the difference cannot be explained: {failures or 'no step was measured'}", str(study_dir)
+        )
+
+    def known(pair: Sequence[Sequence[float | None]]) -> list[list[float]]:
+        return [[value for number in complete if (value := of[number]) is not None] for of in pair]
+
+    measured: dict[Part | None, list[list[float]]] = {part: known(pair) for part, pair in seconds.items()}
+    steps = known(whole)
+    if (rest := _rest(steps, list(measured.values()))) is not None:
+        measured[None] = rest
+    level = Plan().level / (len(measured) + 1)
+    step = _row(None, "step", steps, level)
+    rows = [_row(part, WORDS[part] if part else TOGETHER, pair, level) for part, pair in measured.items()]
+    others, is_disturbed = others_in_words(runs)
+    names = [each.arms["as it is"].name for each in variants]
+    config = variants[0].arms["as it is"].config
+    return Difference(
+        first=names[0],
+        second=names[1],
+        study=str(study_dir),
+        workload=printable(config.workload.in_words),
+        devices=config.cluster.in_words,
+        rounds=len(complete),
+        confidence=confidence(level) if step.low is not None else None,
+        verdict=_verdict(names, step, rows, len(complete), others if is_disturbed else None),
+        step=step,
+        parts=rows,
+        others=others,
+        warnings=warnings_in_words(runs),
+    )
+
+
+def _seconds(both: Sequence[StepParts]) -> dict[Part, list[list[float | None]]]:
+    """Part -> its seconds in each run, round by round, of the parts that both runs show."""
+    found: dict[Part, list[list[float | None]]] = {part: [parts.seconds_of(part) for parts in both] for part in ADDED}
+    return {part: pair for part, pair in found.items() if all(any(each is not None for each in of) for of in pair)}
+
+
+_ROUNDING = 1e-9
+"""Seconds by which parts that are all of a step may miss it."""
+
+
+def _rest(steps: Sequence[Sequence[float]], parts: Sequence[Sequence[Sequence[float]]]) -> list[list[float]] | None:
+    """What is left of the steps of both runs, round by round; None where the parts are all of them."""
+    rest = [
+        [step - sum(part[run][number] for part in parts) for number, step in enumerate(of_run)]
+        for run, of_run in enumerate(steps)
+    ]
+    return rest if any(abs(each) > _ROUNDING for of_run in rest for each in of_run) else None
+
+
+def _row(part: Part | None, words: str, pair: Sequence[Sequence[float]], level: float) -> DifferenceRow:
+    first, second = ([1000 * each for each in of] for of in pair)
+    found = paired_difference(second, first)
+    assert found is not None  # there is a round
+    low, high = found.interval(level) or (None, None)
+    return DifferenceRow(
+        part=part,
+        words=words,
+        first_milliseconds=sum(first) / len(first),
+        second_milliseconds=sum(second) / len(second),
+        milliseconds=found.mean,
+        low=low,
+        high=high,
+        is_shown=low is not None and high is not None and (low > 1000 * _ROUNDING or high < -1000 * _ROUNDING),
+    )
+
+
+def _verdict(
+    names: Sequence[str], step: DifferenceRow, rows: Sequence[DifferenceRow], rounds: int, disturbed_by: str | None
+) -> str:
+    first, second = names
+    largest = max(rows, key=lambda row: abs(row.milliseconds))
+    if disturbed_by is not None:
+        return (
+            f"Other processes come first: {disturbed_by}. Nothing is claimed of the difference, most of which seems to "
+            f"be in {largest.words} ({_size(largest)}); explain it again when the machine is idle."
+        )
+    if rounds < ROUNDS_FOR_CLAIM:
+        return (
+            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. A step of {second} takes "
+            f"{_more(step)} than one of {first}, most of it in {largest.words} ({_size(largest)})."
+        )
+    shown = sorted((row for row in rows if row.is_shown), key=lambda row: -abs(row.milliseconds))
+    if step.is_shown:
+        whole = f"A step of {second} takes {_more(step)} than one of {first} ({_interval(step)})"
+    else:
+        whole = f"No difference shown between a step of {first} and one of {second}: {_size(step)} ({_interval(step)})"
+    if not shown:
+        return f"{whole}. No part by itself is shown to differ; the largest is {largest.words}, {_size(largest)}."
+    parts = joined([f"{row.words} {_size(row)} ({_interval(row)})" for row in shown])
+    rest = len(rows) - len(shown)
+    also = f" {pluralize(rest, 'other part')} show{'s' if rest == 1 else ''} no difference." if rest else ""
+    return f"{whole}: {parts}.{also}"
+
+
+def _more(row: DifferenceRow) -> str:
+    return f"{abs(row.milliseconds):.3g} ms {'longer' if row.milliseconds >= 0 else 'less'}"
+
+
+def _size(row: DifferenceRow) -> str:
+    return f"{row.milliseconds:+.3g} ms"
+
+
+def _interval(row: DifferenceRow) -> str:
+    if row.low is None or row.high is None:
+        return "no interval"
+    return f"interval {row.low:+.3g} to {row.high:+.3g}"

@@ -1,0 +1,93 @@
+"""`dpcompare gate`: what it runs, what it refuses, its exit codes and the files for CI systems."""
+
+import re
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from dpcompare.cli.gate import EXIT_CODES, _baseline
+from dpcompare.experiments.study import Study
+from tests.support.command import invoke
+
+TINY = ("--model", "mlp", "--dataset", "synthetic-mini", "--image-size", "8", "--device", "cpu")
+QUIET = ("--env", "quiet=TORCH_X=0")
+
+
+@pytest.mark.parametrize(
+    ("arm", "baseline", "expected"),
+    [
+        ("torch:ddp", "env=good", "torch:ddp,env=good"),
+        ("torch:ddp,env=new,precision=bfloat16", "env=good", "torch:ddp,precision=bfloat16,env=good"),
+        ("torch:ddp,env=new", "torch:ddp", "torch:ddp"),
+        ("torch:ddp", "torch:fsdp,env=good", "torch:fsdp,env=good"),
+    ],
+)
+def test_a_baseline_is_the_same_arm_with_other_options_or_another_arm(arm, baseline, expected):
+    assert _baseline(arm, baseline) == expected
+
+
+@pytest.mark.torch
+def test_a_gate_is_planned_until_its_first_look():
+    done = invoke("gate", "torch:ddp", "--baseline", "env=quiet", *QUIET, "--nodes", "2", *TINY, "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert [each["round"] for each in done.json["runs"]] == [n for n in range(1, 7) for _ in range(2)]
+    assert {each["arm"] for each in done.json["runs"]} == {"torch ddp 2x1", "torch ddp 2x1 env=quiet"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("torch:single",), "Missing option '--baseline'"),
+        (("torch:single", "--baseline", "env=none"), "there is no environment called 'none'"),
+        (("torch:single", "--baseline", "torch:single"), "received torch single 1x1 twice"),
+        (("torch:single", "--baseline", "env=quiet", *QUIET, "--allow", "2"), "--allow: received '2', expected a perc"),
+        (("torch:single", "--baseline", "env=quiet", *QUIET, "--allow", "0%"), "--allow: received '0%', expected a pe"),
+        (
+            ("torch:single", "--baseline", "env=quiet", *QUIET, "--budget", "soon"),
+            "--budget: received 'soon', expected",
+        ),
+        (
+            ("torch:single", "--baseline", "torch:fsdp"),
+            "received torch fsdp 2x1 on 2 devices, and torch single 1x1 on 1",
+        ),
+        (("torch:single", "--baseline", "good", *QUIET), "--baseline: received 'good', expected FRAMEWORK:MODE"),
+        (("torch:single", "--baseline", "torch:ddp,nodes=1,devices_per_node=1", *QUIET), "'quiet', which nothing uses"),
+    ],
+)
+def test_what_no_gate_can_say_is_refused_before_it_starts(arguments, says, tmp_path):
+    refused = invoke("gate", *arguments, *TINY, "--out", tmp_path / "out")
+    assert refused.code == 2, refused.stdout
+    assert says in re.sub(r"\s+", " ", refused.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_outcome_has_an_exit_code_of_its_own():
+    assert EXIT_CODES == {"not slower": 0, "slower": 3, "undecided": 4}
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_a_gate_of_runs_that_are_too_short_is_undecided(tmp_path):
+    out = tmp_path / "out"
+    steps = ("--steps", "6", "--warmup-steps", "1", "--no-late-step")
+    command = ("gate", "torch:single", "--baseline", "env=quiet", *QUIET, *TINY, *steps, "--out", out)
+    done = invoke(*command, "--junit", tmp_path / "junit.xml", "--markdown", tmp_path / "summary.md")
+    assert done.code == 4, done.stderr
+    assert "UNDECIDED whether torch single 1x1 is slower than torch single 1x1 env=quiet by more than 2%: TOO" in (
+        re.sub(r"\s+", " ", done.stdout)
+    )
+    study = Study.load(out)
+    assert (study.repeats, study.looks, study.allowed_loss) == (6, (), 0.02)  # more rounds would be too short, too
+    suite = Xml.parse(tmp_path / "junit.xml").getroot().find("testsuite")
+    (gate,) = (case for case in suite if case.get("classname") == "dpcompare.conditions")
+    assert gate.get("name") == "torch single 1x1 keeps the speed of torch single 1x1 env=quiet within 2%"
+    assert "TOO SHORT in 6" in gate.find("failure").get("message")
+    assert "UNDECIDED whether torch single 1x1" in (tmp_path / "summary.md").read_text()
+    # The same command shows it again, and a report does too; another margin would be chosen after the fact.
+    again = invoke(*command, "--json")
+    assert (again.code, again.json["gate"]["outcome"]) == (4, "undecided")
+    assert invoke("report", out, "--json").json["gate"] == again.json["gate"]
+    other = invoke(*command, "--allow", "50%")
+    assert other.code == 2
+    assert "holds another study, which differs in its allowed_loss" in other.stderr
