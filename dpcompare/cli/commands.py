@@ -14,6 +14,7 @@ TASKS = {
         "compare": "Train the arms of a study round by round, and compare them.",
         "report": "Show studies and runs: claims, figures, the fairness sheet.",
         "gate": "Say whether an arm is slower than a baseline by more than is allowed.",
+        "ledger": "Keep figures of studies over days and versions.",
         "watch": "Follow a study that another process runs.",
     },
     "Understand": {

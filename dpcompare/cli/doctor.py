@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.option_values import interpreters
+from dpcompare.cli.option_values import environments_called, interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.system.terminal_text import pluralize, printable
 
@@ -18,6 +18,12 @@ WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME=PYTHON|NAME=VARIABLE=VALUE",
+    help="Also check this environment and its modes, as arms use it with env=NAME.",
+)
 @click.option("--no-trials", is_flag=True, help="Do not try the modes, only look.")
 @click.option(
     "--noise",
@@ -28,7 +34,9 @@ WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps
     help="Also run an arm against itself for so many rounds; 8 where this is the last option and has no number.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
+def doctor(
+    device: str, python: tuple[str, ...], env: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool
+) -> int:
     """Check this machine, every framework and the usual modes; include its output in a bug report.
 
     --noise runs `single` of a framework that is usable against itself and says which difference a study of as many
@@ -39,9 +47,10 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
     from dpcompare.launch.doctor import Finding, diagnose
 
     chosen = interpreters(python)
+    named = environments_called(env)
     findings = []
     with Waiting(stderr_console()) as waiting:
-        for finding in diagnose(chosen, device=device, trials=not no_trials, begins=waiting.begin):
+        for finding in diagnose(chosen, device=device, trials=not no_trials, environments=named, begins=waiting.begin):
             waiting.end()
             findings.append(finding)
             if not as_json:

@@ -122,7 +122,8 @@ def _asked_for(
     options = RunOptions.of(values)
     if len(arms_or_runs) > MOST_EXPLAINED:
         raise click.UsageError(
-            f"received {len(arms_or_runs)} runs; expected one, or two of which to explain the difference", context
+            f"received {', '.join(arms_or_runs)}; expected one of them, or two of which to explain the difference",
+            context,
         )
     found = [_to_explain(context, each, options, is_alone=len(arms_or_runs) == 1) for each in arms_or_runs]
     used = {config.environment.name for config, _ in found if config.environment}

@@ -125,8 +125,8 @@ def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
     if counts[0] != counts[1]:
         raise RequestError(
             f"--baseline: received {against.name} on {pluralize(counts[1], 'device')}, and {candidate.name} on "
-            f"{counts[0]}; expected as many, since more devices are meant to be faster. How efficient they are is shown "
-            "by `dpcompare compare`"
+            f"{counts[0]}; expected as many, since more devices are meant to be faster. How efficient they are is "
+            "shown by `dpcompare compare`"
         )
     return candidate, against
 

@@ -21,6 +21,7 @@ from dpcompare.system.files import expanded
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
+    from dpcompare.config.environment import Environment
     from dpcompare.config.run import RunConfig
 
 _PERCENTAGE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -174,6 +175,18 @@ def environment_called(name: str, pairs: Sequence[str]) -> NamedEnvironment:
             f"{name}=VARIABLE=VALUE, or one that is made with: dpcompare setup --env {name} REQUIREMENT..."
         )
     return replace(named, python=named.python or made)
+
+
+def environments_called(pairs: Sequence[str]) -> list[tuple[Environment, str | None]]:
+    """All environments that --env names, each with its interpreter; None: the usual one of each framework.
+
+    Raises:
+        RequestError: as `environment_called`, or one cannot be.
+    """
+    from dpcompare.config.environment import Environment
+
+    named = {name: environment_called(name, pairs) for name in named_environments(pairs)}
+    return [(Environment(name=name, variables=dict(each.variables)), each.python) for name, each in named.items()]
 
 
 def named_environments(pairs: Sequence[str]) -> dict[str, NamedEnvironment]:

@@ -16,10 +16,9 @@ from click.core import ParameterSource
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import (
-    environment_called,
+    environments_called,
     interpreters,
     listed,
-    named_environments,
     named_interpreters,
     refuse_other_names,
     require_trusted_interpreter,
@@ -41,6 +40,7 @@ from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
+    from dpcompare.config.environment import Environment
     from dpcompare.experiments.contenders import Group
     from dpcompare.experiments.verify import Check
 
@@ -252,14 +252,10 @@ def _in_environments(plan: Plan, pairs: Sequence[str]) -> Plan:
         RequestError: there is no such environment, or they have no framework in common.
     """
     from dpcompare.backends.availability import require_framework
-    from dpcompare.config.environment import Environment
     from dpcompare.experiments.contenders import in_environments
 
     pairs = [part for pair in pairs for part in ([pair] if "=" in pair else listed(pair))]
-    named = {name: environment_called(name, pairs) for name in named_environments(pairs)}
-    environments: list[tuple[Environment | None, str | None]] = [
-        (Environment(name=name, variables=dict(each.variables)), each.python) for name, each in named.items()
-    ]
+    environments: list[tuple[Environment | None, str | None]] = [*environments_called(pairs)]
     if len(environments) == 1:
         environments.insert(0, (None, None))
     lacking: dict[str, str] = {}

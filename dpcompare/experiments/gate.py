@@ -112,8 +112,8 @@ class _Gate:
         if inequality is not None:
             return f"{undecided}: they are NOT COMPARABLE. {inequality}"
         if look is None or look.ratio is None:
-            made = pluralize(len(self.candidate.completed), "round")
-            return f"{undecided}: a gate needs {LOOKS[0]} rounds, and has {made}."
+            made, needed = len(self.candidate.completed), pluralize(LOOKS[0], "round")
+            return f"{undecided}: a gate needs {needed}, and has {made}."
         ratio, shown = look.ratio, f"ratio {look.ratio.value:.3f} of steady speed"
         if look.doubt:
             return f"{undecided}: {look.doubt.reason}; {look.doubt.remedy}."
@@ -139,9 +139,10 @@ class _Gate:
         if not reach or not distance:
             return f"No number of rounds like these would decide: the ratio is what is allowed, {self.boundary:g}."
         needed = math.ceil(ratio.rounds * (reach / distance) ** 2)
+        about = f"About {pluralize(max(needed, ratio.rounds + 1), 'round')} like these would"
         if needed > LOOKS[-1]:
             return (
-                f"About {needed:,} rounds like these would be needed, and a gate has at most {LOOKS[-1]}: use longer "
-                "runs (--steps), a quieter machine or another --allow."
+                f"{about} be needed, and a gate has at most {LOOKS[-1]}: use longer runs (--steps), a quieter machine or "
+                "another --allow."
             )
-        return f"About {max(needed, ratio.rounds + 1)} rounds like these would decide: give more time (--budget)."
+        return f"{about} decide: give more time (--budget)."

@@ -21,6 +21,7 @@ from dpcompare.backends.cuda_wheels import Code, code_for, compiled_for, cuda_pr
 from dpcompare.backends.description import speed_variables, withheld_variables
 from dpcompare.backends.other_variables import other_variables
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
 from dpcompare.config.run import RunConfig
@@ -63,6 +64,7 @@ def diagnose(
     *,
     device: str,
     trials: bool,
+    environments: Sequence[tuple[Environment, str | None]] = (),
     begins: Callable[[str], None] = lambda what: None,
 ) -> Iterator[Finding]:
     """Everything that can be found without a run, then a tiny run of every mode.
@@ -71,6 +73,7 @@ def diagnose(
         interpreters: framework -> interpreter of its environment, where it is not this one.
         device: `auto` or `cpu`, as for a run.
         trials: whether to run the modes.
+        environments: environments with a name, each with its interpreter; None: the usual one of each framework.
         begins: called with what takes seconds, before it is done.
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
@@ -95,6 +98,10 @@ def diagnose(
         elif framework not in by_default | interpreters.keys():  # it was not asked for
             findings = [replace(finding, status="note") for finding in findings]
         yield from findings
+    for environment, python in environments:
+        begins(f"looking at env={environment.name}")
+        chosen = interpreters if python is None else dict.fromkeys(FRAMEWORKS, python)
+        yield from _named(environment, chosen, device, gpus, trials=trials, begins=begins)
     if trials:
         for framework, mode in modes_of_each_framework():
             if framework in usable:
@@ -107,6 +114,35 @@ def diagnose(
                 name = f"all-reduce between GPUs {pair[0]} and {pair[1]}"
                 begins(f"trying {name}")
                 yield trial("torch", "ddp", Cluster.partition(1, 2, gpus=pair), interpreters, name=name)
+
+
+def _named(
+    environment: Environment,
+    interpreters: Mapping[str, str],
+    device: str,
+    gpus: Sequence[str],
+    *,
+    trials: bool,
+    begins: Callable[[str], None],
+) -> Iterator[Finding]:
+    """The frameworks that an environment holds, and its modes; one framework is enough."""
+    suffix = f" in env={environment.name}"
+    usable, problems = [], {}
+    for framework in FRAMEWORKS:
+        findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
+        if wrong := [finding for finding in findings if finding.status == "problem"]:
+            problems.update({finding.found: finding for finding in wrong})
+            continue
+        usable.append(framework)
+        yield from (replace(finding, name=f"{finding.name}{suffix}") for finding in findings)
+    if not usable:
+        yield from (replace(finding, name=f"{finding.name}{suffix}") for finding in problems.values())
+    for framework, mode in modes_of_each_framework():
+        if trials and framework in usable:
+            name = f"{framework} {mode}{suffix}"
+            begins(f"trying {name}")
+            cluster = _two_replicas(framework, mode, device, gpus)
+            yield trial(framework, mode, cluster, interpreters, name=name, environment=environment)
 
 
 def _environment() -> Finding:
@@ -318,7 +354,13 @@ def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -
 
 
 def trial(
-    framework: str, mode: str, cluster: Cluster, interpreters: Mapping[str, str], *, name: str | None = None
+    framework: str,
+    mode: str,
+    cluster: Cluster,
+    interpreters: Mapping[str, str],
+    *,
+    name: str | None = None,
+    environment: Environment | None = None,
 ) -> Finding:
     """Two steps of a tiny model, gradients synchronized where there are several replicas, with a time limit."""
     name = name or f"{framework} {mode}"
@@ -333,6 +375,7 @@ def trial(
                 mode=mode,
                 workload=Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0),
                 cluster=cluster,
+                environment=environment,
                 **chosen,
             )
             said: list[str] = []

@@ -8,6 +8,7 @@ from dpcompare.projection.difference import Difference, DifferenceRow
 from dpcompare.projection.explanation import MEANINGS
 from dpcompare.report.formats import escaped
 from dpcompare.report.text import NARROWEST, WIDEST, aligned, filled
+from dpcompare.system.terminal_text import pluralize
 
 STEP = "a step"
 
@@ -71,8 +72,8 @@ def _figure(milliseconds: float) -> str:
 def _sentences(difference: Difference) -> Iterator[str]:
     if difference.confidence:
         yield (
-            f"{difference.confidence} intervals over {difference.rounds} rounds; differences are taken within each "
-            "round, and * marks those that are shown."
+            f"{difference.confidence} intervals over {pluralize(difference.rounds, 'round')}; differences are taken "
+            "within each round, and * marks those that are shown."
         )
     yield "The parts add up to the step; each is what leaving it out saves, which noise can take below 0."
     yield from (warning for warning in difference.warnings if warning not in difference.verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,9 +11,9 @@ from typing import Any, TextIO
 
 
 def pluralize(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`, `2 batches`, `2 epochs`, `1,000 images`."""
+    """`1 node`, `2 nodes`, `2 processes`, `2 batches`, `2 epochs`, `2 studies`, `2 days`, `1,000 images`."""
     takes_es = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
-    plural = f"{noun}es" if takes_es else f"{noun}s"
+    plural = f"{noun}es" if takes_es else re.sub("(?<=[^aeou])y$", "ie", noun) + "s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 

@@ -69,7 +69,7 @@ def test_what_is_undecided_says_how_many_rounds_would_decide():
 def test_fewer_rounds_than_a_look_needs_answer_nothing():
     row = judged(NOISE[:5])
     assert (row.outcome, row.ratio) == ("undecided", None)
-    assert row.sentence.endswith("a gate needs 6 rounds, and has 5 rounds.")
+    assert row.sentence.endswith("a gate needs 6 rounds, and has 5.")
 
 
 def test_arms_that_are_not_comparable_end_a_gate():

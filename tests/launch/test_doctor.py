@@ -10,6 +10,7 @@ import pytest
 
 from dpcompare.backends.cuda_wheels import gpus_seen
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import modes_by_default
 from dpcompare.launch import doctor as diagnosis
@@ -106,6 +107,33 @@ def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch,
         ("tensorflow GPU code", "ok", "machine code for compute capability 7.5, built for sm_70 compute_90"),
         ("tensorflow GPU code", "note", "PTX for compute capability 9.0, built for sm_70 compute_90"),
     ]
+
+
+def test_an_environment_with_a_name_is_checked_with_the_frameworks_that_it_holds(monkeypatch):
+    def looked_at(framework, python, gpus):
+        lacks = python == "/envs/gone" or (python == "/envs/old" and framework != "torch")
+        yield diagnosis.Finding(name=framework, status="problem" if lacks else "ok", found=f"as in {python}")
+
+    def tried(framework, mode, cluster, interpreters, *, name=None, environment=None):
+        own = environment and (environment.name, environment.variables, interpreters["torch"])
+        return diagnosis.Finding(name=name or f"{framework} {mode}", status="ok", found=str(own))
+
+    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
+    monkeypatch.setattr(diagnosis, "_framework", looked_at)
+    monkeypatch.setattr(diagnosis, "trial", tried)
+    environments = [
+        (Environment(name="old", variables={"TORCH_X": "0"}), "/envs/old"),
+        (Environment(name="gone"), "/envs/gone"),
+    ]
+    findings = list(diagnosis.diagnose({}, device="cpu", trials=True, environments=environments))
+    found = {finding.name: finding for finding in findings if " in env=" in finding.name}
+    assert {name for name in found if name.endswith("env=old")} == {
+        "torch in env=old",
+        *(f"{framework} {mode} in env=old" for framework, mode in modes_by_default() if framework == "torch"),
+    }
+    assert found["torch single in env=old"].found == "('old', {'TORCH_X': '0'}, '/envs/old')"
+    # Of what holds nothing that is usable every reason is said once.
+    assert [finding.status for name, finding in found.items() if name.endswith("env=gone")] == ["problem"]
 
 
 @pytest.mark.process

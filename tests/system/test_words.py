@@ -59,6 +59,8 @@ NOT_SAID = re.compile(
         (0, "run", "0 runs"),
         (2, "process", "2 processes"),
         (10, "epoch", "10 epochs"),
+        (2, "study", "2 studies"),
+        (2, "day", "2 days"),
         (1797, "image", "1,797 images"),
     ],
 )
