@@ -164,12 +164,14 @@ def difference_asked_for(context: click.Context, /, **values: Any) -> Difference
     Raises:
         RequestError: it cannot be explained; nothing was started.
     """
-    from dpcompare.projection.difference import difference
+    from dpcompare.projection.difference import difference, with_operators
 
     asked = _asked_for(context, **values)
     study = _measured(asked.study, asked.out)
     first, second = (each.prepared(study) for each in asked.variants)
-    return difference(study, asked.out, (first, second))
+    found = difference(study, asked.out, (first, second))
+    run_dirs = [Path(each) for each in context.params["arms_or_runs"]]
+    return with_operators(found, run_dirs) if all(map(Path.is_dir, run_dirs)) else found
 
 
 def _to_explain(

@@ -84,8 +84,8 @@ def setup(
     )
     if requirements and name is None:
         raise RequestError(
-            f"received {' '.join(requirements)}, which are requirements of an environment with a name; expected "
-            f"--env NAME with them, such as --env old {requirements[0]!r}"
+            f"received {' '.join(requirements)} without --env; expected a name for the environment that is to have "
+            f"them, such as --env old {requirements[0]!r}"
         )
     to_make = [need for need in found if need.requirements]
     for need in found:
@@ -132,7 +132,7 @@ def _list(as_json: bool) -> int:
         state = environment.python if name in usable else "unfinished, or made for another dpcompare; make it again"
         click.echo(f"{name}: {state} ({' '.join(environment.requirements)})")
     if not made:
-        click.echo("no environment has a name; make one: dpcompare setup --env old 'torch==2.13.*'", err=True)
+        click.echo("there is none; make one with: dpcompare setup --env old 'torch==2.13.*'", err=True)
     return 0
 
 

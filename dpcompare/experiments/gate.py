@@ -142,7 +142,7 @@ class _Gate:
         about = f"About {pluralize(max(needed, ratio.rounds + 1), 'round')} like these would"
         if needed > LOOKS[-1]:
             return (
-                f"{about} be needed, and a gate has at most {LOOKS[-1]}: use longer runs (--steps), a quieter machine or "
-                "another --allow."
+                f"{about} be needed, and a gate has at most {LOOKS[-1]}: use longer runs (--steps), a quieter machine "
+                "or another --allow."
             )
         return f"{about} decide: give more time (--budget)."

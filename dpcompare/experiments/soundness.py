@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,7 @@ Flaw = Literal["TOO SHORT", "CLOCK", "DISTURBED", "SLOWED DOWN", "NOT WATCHED"]
 """What is wrong with a run: FEWEST_STEPS or FEWEST_SECONDS are missing, or the run has the warning of that name.
 NOT WATCHED: neither the load of its machine nor a check of its clock is known, though both can be of such a run."""
 
+_REPEAT = "repeat "
 _REMEDIES: dict[Flaw, str] = {
     "CLOCK": "see the CLOCK warnings of its runs",
     "DISTURBED": "repeat when the machine is idle",
@@ -113,9 +114,16 @@ def doubt_of(
     remedies = [_longer(short) if flaw == "TOO SHORT" else _REMEDIES[flaw] for flaw in kinds]
     return Doubt(
         reason=f"{joined(reasons)} of {pluralize(len(paired), 'round')}{details}",
-        remedy=joined(list(dict.fromkeys(remedies))),
+        remedy=_together(dict.fromkeys(remedies)),
         may_pass=counts["TOO SHORT"] <= LARGEST_FLAWED_SHARE * len(paired),
     )
+
+
+def _together(remedies: Iterable[str]) -> str:
+    """`repeat when the machine is idle and with --steps 430`: what is said twice is said once."""
+    to_see = [remedy for remedy in remedies if not remedy.startswith(_REPEAT)]
+    how = [remedy.removeprefix(_REPEAT) for remedy in remedies if remedy.startswith(_REPEAT)]
+    return joined([*to_see, *([f"{_REPEAT}{joined(how)}"] if how else [])])
 
 
 def _flaws(run: RunResult, amount: Measured) -> list[Flaw]:

@@ -82,7 +82,7 @@ def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callb
         return LateStep(left_out="its state could not be kept, or the run was resumed within its last steps")
     problems: list[str] = []
     for again in _configs_again(config, problems):
-        callbacks.report(f"repeating the last {LATE_STEPS} steps: {again.framework} in float64")
+        callbacks.report(f"checking the last {LATE_STEPS} steps: {again.framework} computes them in float64")
         if (why := _repeated(again, folder, callbacks.stopped_by)) is None:
             return _judged(result, config, again, folder)
         problems.append(f"{again.framework}: {why}")

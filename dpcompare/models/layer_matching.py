@@ -120,8 +120,8 @@ def matched_in_words(model: str, layers: Mapping[str, Mapping[str, str]]) -> Ite
         layers: framework -> its name of a layer -> the name in the reference.
     """
     for framework, names in layers.items():
-        pairs = ", ".join(f"{name} is {neutral}" for name, neutral in names.items())
-        yield f"the layers of {model} have other names in {framework}; matched by order and shape: {pairs}"
+        pairs = ", ".join(f"{name} = {neutral}" for name, neutral in names.items())
+        yield f"{framework} has other names for the layers of {model}; matched by order and shape: {pairs}"
 
 
 def match(
@@ -210,8 +210,8 @@ def require_equal(
     lines = [*(line for pair in pairs for line in differences(*pair, frameworks, _SETTINGS)), *others]
     if lines:
         raise RequestError(
-            f"model: {model!r} computes something else in {' and in '.join(frameworks)}, by "
-            f"{pluralize(len(lines), 'difference')}:\n" + "\n".join(f"  {line}" for line in lines)
+            f"model: {model!r} is not the same in {' and in '.join(frameworks)} "
+            f"({pluralize(len(lines), 'difference')}):\n" + "\n".join(f"  {line}" for line in lines)
         )
 
 

@@ -13,8 +13,12 @@ from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan, confidence
 from dpcompare.experiments.study import Study
 from dpcompare.experiments.variants import ADDED, Part, StepParts, Variants
 from dpcompare.projection.explanation import WORDS, others_in_words, parts_of, results_of, warnings_in_words
+from dpcompare.results.result import RunResult
+from dpcompare.results.timeline import TimelineError, operators_of, traced_processes
 from dpcompare.system.terminal_text import joined, pluralize, printable
 
+MOST_OPERATORS = 8
+"""Operators that are shown."""
 TOGETHER = "what cannot be separated"
 """The words of a row that holds all parts which one of the runs does not show."""
 
@@ -38,6 +42,21 @@ class DifferenceRow(BaseModel):
     high: float | None
     is_shown: bool
     """Whether the interval leaves 0 out."""
+
+
+class OperatorRow(BaseModel):
+    """What an operator takes of a traced step in both runs, in their first processes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    first_milliseconds: float
+    second_milliseconds: float
+
+    @property
+    def milliseconds(self) -> float:
+        """How much longer it takes in the second run."""
+        return self.second_milliseconds - self.first_milliseconds
 
 
 class Difference(BaseModel):
@@ -66,6 +85,41 @@ class Difference(BaseModel):
     """In how many runs other processes took cores, in words; None where they did in none."""
     warnings: list[str]
     """What has disturbed the runs."""
+    operators: list[OperatorRow] = []
+    """Of two runs of one framework that were traced: the operators that differ most. A trace is one look at some steps,
+    which it slows down, so that nothing is claimed of them."""
+    without_operators: str | None = None
+    """Why traced runs have no operators."""
+
+
+def with_operators(found: Difference, run_dirs: Sequence[Path]) -> Difference:
+    """The difference with the operators of two runs, as far as both have kept traces."""
+    runs = [RunResult.load(run_dir) for run_dir in run_dirs]
+    if not all(traced_processes(run_dir) for run_dir in run_dirs):
+        return found
+    if runs[0].framework != runs[1].framework:
+        return found.model_copy(update={"without_operators": "the operators of two frameworks have no common names"})
+    try:
+        first, second = (_operators(run, run_dir) for run, run_dir in zip(runs, run_dirs, strict=True))
+    except TimelineError as error:
+        return found.model_copy(update={"without_operators": printable(str(error))})
+    rows = [
+        OperatorRow(
+            name=printable(name), first_milliseconds=first.get(name, 0.0), second_milliseconds=second.get(name, 0.0)
+        )
+        for name in first.keys() | second.keys()
+    ]
+    rows.sort(key=lambda row: (-abs(row.milliseconds), row.name))
+    return found.model_copy(update={"operators": rows[:MOST_OPERATORS]})
+
+
+def _operators(run: RunResult, run_dir: Path) -> dict[str, float]:
+    """Operator -> milliseconds of a traced step of the first process that has kept a trace."""
+    found = operators_of(run_dir, traced_processes(run_dir)[0], run.framework)
+    if not run.config.get("profile_steps"):
+        raise TimelineError(f"{run_dir} does not say which steps were traced")
+    first, last = run.config["profile_steps"]
+    return {name: milliseconds / (last - first + 1) for name, milliseconds in found.items()}
 
 
 def difference(study: Study, study_dir: Path, variants: tuple[Variants, Variants]) -> Difference:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpcompare.projection.difference import Difference, DifferenceRow
+from dpcompare.projection.difference import Difference, DifferenceRow, OperatorRow
 from dpcompare.projection.explanation import MEANINGS
 from dpcompare.report.formats import escaped
 from dpcompare.report.text import NARROWEST, WIDEST, aligned, filled
 from dpcompare.system.terminal_text import pluralize
 
 STEP = "a step"
+OPERATOR_HEADS = ("operator, ms of a traced step", "A", "B", "B - A")
 
 
 def as_text(difference: Difference, width: int) -> str:
@@ -27,6 +28,8 @@ def as_text(difference: Difference, width: int) -> str:
         filled(arms, width),
         aligned([("part of the step, ms", "A", "B", "B - A", "interval"), *_rows(difference)]),
         filled(list(_sentences(difference)), width),
+        aligned([OPERATOR_HEADS, *map(_operator_cells, difference.operators)]) if difference.operators else "",
+        filled(list(_of_traces(difference)), width),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -41,6 +44,10 @@ def as_markdown(difference: Difference) -> str:
     for row, meaning in zip(_rows(difference), [*meanings, "the whole"], strict=True):
         lines.append(f"| {' | '.join((*row, escaped(meaning)))} |")
     lines += ["", *(f"- {escaped(sentence)}" for sentence in _sentences(difference))]
+    if difference.operators:
+        lines += ["", f"| {' | '.join(OPERATOR_HEADS)} |", "|---|--:|--:|--:|"]
+        lines += [f"| {' | '.join(map(escaped, _operator_cells(row)))} |" for row in difference.operators]
+    lines += [line for sentence in _of_traces(difference) for line in ("", escaped(sentence))]
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +74,21 @@ def _cells(row: DifferenceRow, words: str) -> tuple[str, ...]:
 
 def _figure(milliseconds: float) -> str:
     return f"{milliseconds:.3g}"
+
+
+def _operator_cells(row: OperatorRow) -> tuple[str, ...]:
+    figures = (f"{row.first_milliseconds:.3g}", f"{row.second_milliseconds:.3g}", f"{row.milliseconds:+.3g}")
+    return row.name, *figures
+
+
+def _of_traces(difference: Difference) -> Iterator[str]:
+    if difference.operators:
+        yield (
+            "Of the traced steps of the first process, without what an operator calls: one look, which tracing slows "
+            "down, so nothing is claimed of it."
+        )
+    if difference.without_operators:
+        yield f"No operators: {difference.without_operators}."
 
 
 def _sentences(difference: Difference) -> Iterator[str]:

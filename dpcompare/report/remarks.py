@@ -14,7 +14,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "FAILED": ("F", "the run failed and does not count"),
     "SUSPICIOUS": ("E", "the efficiency is above 105%"),
     "CLOCK": ("C", "the clock contradicts that of the launcher, or misses much of the time"),
-    "LATE STEP": ("L", "another framework computes something else in the last steps"),
+    "LATE STEP": ("L", "another framework computes other values in the last steps"),
     "DISTURBED": ("D", "other processes used cores that the run was given"),
     "SLOWED DOWN": ("H", "heat or the power limit slowed the devices down"),
     "STALLED": ("S", "some steps were far slower than the others"),

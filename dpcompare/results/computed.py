@@ -49,7 +49,7 @@ class Evaluation(BaseModel):
         if mean <= LARGEST_MEAN * median or largest <= unmentioned * median:
             return None
         return (
-            f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
+            f"a few samples make up most of the evaluation loss of {mean:.4f}: it is {median:.4f} in the median batch, "
             f"{largest:.4g} in the worst"
         )
 

@@ -1,4 +1,4 @@
-"""When a process of a traced run went forward and backward, exchanged gradients and updated: its trace, read."""
+"""The trace of a process, read: when it went forward and backward, exchanged and updated, and what operators took."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ class Rules:
     """What of an event is matched."""
     phases: Mapping[Phase, str]
     """Phase -> a regular expression that the text of its events begins with, the first that does so counting."""
+    operator: str
+    """A regular expression that matches the text of an operator; its group is the operator's name."""
     holds: str = "(?!)"
     """The beginning of the names of calls in which a thread that computes is held up by communication."""
     needs: str = ""
@@ -81,6 +83,7 @@ RULES = {
             "backward": r"autograd::engine::evaluate_function: ",
             "forward": r"aten::|DistributedDataParallel\.forward$|Torch-Compiled Region",
         },
+        operator=r"(aten::\w+)$",
         holds=r"(c10d|FSDP|fsdp)::",
     ),
     "tensorflow": Rules(
@@ -91,6 +94,7 @@ RULES = {
             "update": r"[^ :/]*:(ResourceApply|Assign)",
             "forward": r"[^ :]+/[^ :]*:[A-Z_]\w+$",
         },
+        operator=r"[^ :]+:([A-Z_]\w+)$",
         unread_devices="/device:GPU",
     ),
     "jax": Rules(
@@ -102,6 +106,7 @@ RULES = {
             "update": r".* .*\w",
             "other": r".",
         },
+        operator=r"([\w-]+?)(\.\d+)* ",
         needs="op_name",
     ),
 }
@@ -182,6 +187,40 @@ def timeline_of(run_dir: Path, process_rank: int, framework: str) -> Timeline:
             for phase, found in parts.items()
         },
     )
+
+
+def operators_of(run_dir: Path, process_rank: int, framework: str) -> dict[str, float]:
+    """Operator -> the milliseconds that it took by itself, of all traced steps together; of a GPU, its kernels.
+
+    What operators called by an operator take is theirs. Operators of several threads may run at the same time.
+
+    Args:
+        run_dir: of the run.
+        process_rank: one of `traced_processes`.
+        framework: of the run.
+
+    Raises:
+        TimelineError: the trace cannot be read, or is too long.
+    """
+    rules = RULES[framework]
+    events = _events(run_dir / TRACES_DIR / f"process-{process_rank}.json", rules)
+    kernels = [event for event in events if event.category == "kernel"]
+    named = [(event.name, event) for event in kernels] or [
+        (found[1], event) for event in events if (found := re.match(rules.operator, rules.text(event)))
+    ]
+    milliseconds: dict[str, float] = defaultdict(float)
+    open_calls: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    """Thread -> the operators that have begun, each with when it ends."""
+    for name, event in sorted(named, key=lambda pair: (pair[1].start, -pair[1].end)):
+        calls = open_calls[event.thread]
+        while calls and calls[-1][1] <= event.start:
+            calls.pop()
+        if calls:
+            caller, end = calls[-1]
+            milliseconds[caller] -= (min(end, event.end) - event.start) / 1e3
+        milliseconds[name] += (event.end - event.start) / 1e3
+        calls.append((name, event.end))
+    return dict(milliseconds)
 
 
 def _events(path: Path, rules: Rules) -> list[Event]:

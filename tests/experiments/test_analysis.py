@@ -431,8 +431,8 @@ def test_outliers_are_said_once_with_the_number_of_rounds():
         arm.runs[number - 1] = arm.runs[number - 1].model_copy(update={"model": "toy-cnn", "evaluations": [last]})
     shown = compared(arm)
     assert shown.arms[0].outliers == [
-        "in 3 of 6 rounds, such as: the evaluation loss of 9.0000 comes from a few samples: 1.0000 in the median "
-        "batch, 30 in the worst"
+        "in 3 of 6 rounds, such as: a few samples make up most of the evaluation loss of 9.0000: it is 1.0000 in the "
+        "median batch, 30 in the worst"
     ]
     alone = compared(runs("torch", "ddp", FAST[:1]), repeats=1)
     assert alone.arms[0].outliers == []

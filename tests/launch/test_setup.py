@@ -467,7 +467,10 @@ def test_a_named_environment_that_was_interrupted_is_not_used(environments):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["torch==2.13.*"], "received torch==2.13.*, which are requirements of an environment with a name; expected"),
+        (
+            ["torch==2.13.*"],
+            "received torch==2.13.* without --env; expected a name for the environment",
+        ),
         (["--env", "a,b", "torch"], "--env: received 'a,b', expected letters, digits and . _ - such as old"),
         (["--env", "old", "numpy"], "--env: received 'old' with no framework; expected one framework in each"),
         (["--env", "old", "torch", "jax"], "--env: received 'old' with torch and jax; expected one framework in each"),

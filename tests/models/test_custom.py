@@ -579,7 +579,7 @@ def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     done = invoke("compare", *BOTH, "--model", "mine:told", *SQUARES, *SHORT, *options, "--json")
     assert done.code == 0, done.stderr
     names = {"conv2d": "0", "batch_normalization": "1", "dense": "5"}
-    assert "matched by order and shape: conv2d is 0, batch_normalization is 1, dense is 5" in done.stderr
+    assert "matched by order and shape: conv2d = 0, batch_normalization = 1, dense = 5" in done.stderr
     runs = [RunResult.load(run) for run in sorted((elsewhere / "study" / "runs" / "round-01").iterdir())]
     assert [run.config["inputs"]["layers"] for run in runs] == [{"tensorflow": names}] * 2
     assert len({run.weights_sha256 for run in runs}) == 1

@@ -11,8 +11,10 @@ from dpcompare.errors import RunFailedError
 from dpcompare.experiments.study import open_study
 from dpcompare.experiments.variants import study_of, variants_of
 from dpcompare.launch.inputs import prepare_compared
-from dpcompare.projection.difference import difference
+from dpcompare.projection.difference import difference, with_operators
 from dpcompare.report.differed import as_markdown, as_text
+from dpcompare.results.run_dir import TRACES_DIR
+from tests.support.results import result
 from tests.support.step_parts import SYNCHRONOUS, constant, write_runs
 
 pytestmark = pytest.mark.seconds
@@ -115,3 +117,39 @@ def test_all_formats_show_the_same_digits(tmp_path):
             assert figure in markdown
     assert max(map(len, text.splitlines())) <= 100
     json.dumps(found.model_dump(mode="json"), allow_nan=False)
+
+
+def traced(folder, operators, *, framework="torch", **config):
+    """A run that has traced two steps, with these operators and their milliseconds."""
+    made = result(framework, "single")
+    config = made.config | {"profile_steps": (20, 21)} | config
+    made.model_copy(update={"config": config}).save(folder)
+    (folder / TRACES_DIR).mkdir()
+    events = [
+        {"ph": "X", "name": name, "ts": 1e6 * number, "dur": 1000 * milliseconds, "pid": 1, "tid": 1}
+        for number, (name, milliseconds) in enumerate(operators.items())
+    ]
+    (folder / TRACES_DIR / "process-0.json").write_text(json.dumps({"traceEvents": events}))
+    return folder
+
+
+def test_traced_runs_show_the_operators_that_differ_most(tmp_path):
+    found = differed(tmp_path / "study", SYNCHRONOUS, SYNCHRONOUS)
+    first, second, other = (tmp_path / name for name in ("first", "second", "other"))
+    traced(first, {"aten::conv2d": 20, "aten::relu": 4, "aten::old": 2})
+    traced(second, {"aten::conv2d": 32, "aten::relu": 4.2})
+    shown = with_operators(found, [first, second])
+    assert [(row.name, pytest.approx(row.milliseconds)) for row in shown.operators] == [
+        ("aten::conv2d", 6), ("aten::old", -1), ("aten::relu", 0.1),
+    ]  # fmt: skip
+    for text in (as_text(shown, 100), as_markdown(shown)):
+        assert "aten::conv2d" in text
+        assert "one look, which tracing slows down, so nothing is claimed of it." in " ".join(text.split())
+    traced(other, {"m/conv:Conv2D": 1}, framework="tensorflow")
+    assert "No operators: the operators of two frameworks have no common names." in (
+        as_text(with_operators(found, [first, other]), 200)
+    )
+    (second / TRACES_DIR / "process-0.json").write_text("{")
+    assert "No operators: process-0.json is no trace" in as_markdown(with_operators(found, [first, second]))
+    (second / TRACES_DIR / "process-0.json").unlink()
+    assert with_operators(found, [first, second]) == found

@@ -167,7 +167,7 @@ def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path
     assert evaluation.largest_batch_loss == pytest.approx((31 + worst) / 30)
     assert (evaluation.outlier is not None) == is_told
     if is_told:
-        assert "comes from a few samples: 1.0333 in the median batch, 12.7 in the worst" in evaluation.outlier
+        assert "it is 1.0333 in the median batch, 12.7 in the worst" in evaluation.outlier
 
 
 def an_evaluation(**changes):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dpcompare.report import timelines as shown
 from dpcompare.results import timeline
 from dpcompare.results.run_dir import TRACES_DIR
-from dpcompare.results.timeline import TimelineError, timeline_of, traced_processes
+from dpcompare.results.timeline import TimelineError, operators_of, timeline_of, traced_processes
 from tests.support.arms import FAST, SLOW, compared, runs
 
 
@@ -176,3 +176,32 @@ def test_a_page_says_which_processes_are_left_out(tmp_path):
     problem, left_out = shown.notes_on(found)
     assert problem.startswith("tensorflow multiworker 2x1: no timeline, process-0.json is no trace in Chrome's format")
     assert left_out == "torch ddp 2x1: 4 of 6 traced processes are shown."
+
+
+def call(name, start, duration, thread=1, **fields):
+    return {"ph": "X", "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, **fields}
+
+
+def test_an_operator_is_given_what_it_takes_by_itself(tmp_path):
+    events = [
+        call("aten::linear", 0, 10_000),
+        call("aten::addmm", 2_000, 6_000),
+        call("aten::copy_", 3_000, 1_000),
+        call("Optimizer.step#Adam.step", 10_000, 9_000),
+        call("aten::addmm", 20_000, 1_000),
+        call("aten::addmm", 0, 4_000, thread=2),
+    ]
+    found = operators_of(written(tmp_path / "cpu", events), 0, "torch")
+    assert found == pytest.approx({"aten::linear": 4, "aten::addmm": 5 + 1 + 4, "aten::copy_": 1})
+    kernel = call("void gemm<float>", 5, 3_000, cat="kernel", args={"correlation": 1})
+    on_gpu = operators_of(written(tmp_path / "gpu", [*events, kernel]), 0, "torch")
+    assert on_gpu == pytest.approx({"void gemm<float>": 3})
+
+
+def test_operators_have_the_names_of_their_framework(tmp_path):
+    of_tensorflow = [call("model/conv/Conv2D:Conv2D", 0, 2_000), call("EagerExecute", 0, 9_000)]
+    assert operators_of(written(tmp_path / "tf", of_tensorflow), 0, "tensorflow") == pytest.approx({"Conv2D": 2})
+    of_jax = [
+        call("a", number, 500, args={"hlo_op": f"fusion.{number}", "op_name": "jit(step)/add"}) for number in (1, 2_000)
+    ]
+    assert operators_of(written(tmp_path / "jax", of_jax), 0, "jax") == pytest.approx({"fusion": 1})
