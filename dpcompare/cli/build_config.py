@@ -22,6 +22,7 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
+from dpcompare.system.terminal_text import hint
 from dpcompare.system.type_names import FieldValue
 
 
@@ -56,6 +57,13 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
     framework, _, mode = named.partition(":")
     if not framework or not mode:
         raise RequestError(f"received {named!r}, expected FRAMEWORK:MODE such as torch:ddp")
+    if "," in mode:  # as of an arm
+        mode, *changes = mode.split(",")
+        flags = [part for change in changes for part in f"--{change.strip().replace('_', '-')}".split("=", 1)]
+        raise RequestError(
+            f"received {named!r}, as an arm of a study; expected options of their own: "
+            f"{hint(str(context.info_name), f'{framework}:{mode}', *flags)}"
+        )
     refuse_own_backend(named, f"received {named!r}", "torch:ddp --backend {}")
     for name, value in (("framework", framework), ("mode", mode)):
         given = getattr(options, name)

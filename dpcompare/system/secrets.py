@@ -13,7 +13,7 @@ WORDS = (
 LONGEST_VALUE = 10_000
 """Characters; no user types a longer one, and it could take long to look at."""
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]{1,1000}@")
-_ASSIGNED = re.compile(r"(?i)(pass\w{0,20}|token|secret|key)\s?[=:]")
+_ASSIGNED = re.compile(r"(?i)(pass(?!es)\w{0,20}|token|secret|key)\s?[=:]")
 _PEM = re.compile(r"-----BEGIN ")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|pk_live_|sk_live_|rk_live_|npm_|pypi-|"

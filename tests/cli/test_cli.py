@@ -258,6 +258,7 @@ def test_options_have_their_usual_short_names():
     [
         (["torch"], "received 'torch', expected FRAMEWORK:MODE such as torch:ddp"),
         (["torch:ddp", "-m", "dp"], "received torch:ddp and --mode dp; name the mode once"),
+        (["torch:single,env=old,batch_size=8"], "own: dpcompare run torch:single --env old --batch-size 8"),
         (["torch", "ddp"], "received torch ddp; expected torch:ddp"),
         (["torch:ddp", "torch:dp"], "received torch:ddp torch:dp; expected one FRAMEWORK:MODE such as torch:ddp"),
     ],

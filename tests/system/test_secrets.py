@@ -53,6 +53,7 @@ def test_nearly_all_random_values_look_like_secrets(encode):
         "--xla_gpu_enable_triton_gemm=false --xla_dump_to=/tmp/Foo12/barBaz9/generated_dump",
         "/usr/local/cuda-12.4/lib64/libcudnn.so.9", "granularity=fine,compact,1,0",
         "max_split_size_mb:128,expandable_segments:True", "/opt/Miniconda3/envs/py311", "mlx5_0:1,mlx5_1:1",
+        "--xla_disable_hlo_passes=fusion",
         "0x3fffffffffffffffffffffffff", "12345678901234567890123", "Simple,LL128", "",
     ],
 )  # fmt: skip
