@@ -30,17 +30,17 @@ from dpcompare import Cluster, RunConfig
 from dpcompare.config.environment import Environment
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.gate import DEFAULT_ALLOWED, gate_study
+from dpcompare.experiments.gate import gate_study
 from dpcompare.experiments.gate_runs import run_gate
 from dpcompare.experiments.study import Arm, open_study
 from dpcompare.experiments.study_runs import Watcher
 from dpcompare.launch.inputs import prepare_inputs
+from stress.check_gates import ALLOWED, LOSS
 from stress.injection import interpreter_with
 from stress.real_aa import WORKLOAD, Stopper, busy_cores
 from tests.support.warm import IMPORTED, WarmLauncher
 
 BUDGET_SECONDS = 300.0
-LOSS = 0.05
 LARGEST_WRONG, UNLIKELY = 0.05, 0.01
 
 SLOWER_STEPS = f"""
@@ -76,7 +76,7 @@ def one_gate(folder: Path, kind: str, number: int) -> dict[str, Any]:
         target = "dpcompare.backends.torch.backend"
         config = config.changed(python=interpreter_with(folder / "slower", target, SLOWER_STEPS))
         baseline = baseline.changed(python=interpreter_with(folder / "ever", target, AS_EVER))
-    study = gate_study(Arm(name="new", config=config), Arm(name="good", config=baseline), DEFAULT_ALLOWED, number)
+    study = gate_study(Arm(name="new", config=config), Arm(name="good", config=baseline), ALLOWED, number)
     disturbed = kind == KINDS[1]
     watcher = Stopper(random.Random(number)) if disturbed else Watcher()
     with ExitStack() as stack:

@@ -375,7 +375,7 @@ def _in_name(overrides: Mapping[str, Any]) -> str:
     )
 
 
-def _option_of(typed: str) -> str:
+def option_of(typed: str) -> str:
     """The name of the option that has this flag, without its dashes; `lr` is the learning rate."""
     named = (row.name for row in OPTIONS if f"--{typed}" in row.flags)
     return next(named, typed.replace("-", "_"))
@@ -384,7 +384,7 @@ def _option_of(typed: str) -> str:
 def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
-    name = _option_of(key.replace("_", "-"))
+    name = option_of(key.replace("_", "-"))
     allowed = sorted([*(row.name for row in OPTIONS if row.scope == "arm"), *OWN_TOPOLOGY, ENVIRONMENT])
     if name == ENVIRONMENT and value:
         return name, value

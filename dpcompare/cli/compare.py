@@ -90,16 +90,10 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
     from dpcompare.cli.live_page import LivePage
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.autotune import tuned
-    from dpcompare.experiments.resumed import changes_since, refuse
     from dpcompare.experiments.study import hold, open_study
     from dpcompare.experiments.study_runs import set_failed_aside
 
-    changes = changes_since(study, out, retry_failed=options.retry_failed)
-    if options.accept_changed:
-        for change in changes:
-            click.echo(f"accepted, so that arms are NOT COMPARABLE: {change}", err=True)
-    else:
-        refuse(changes)
+    accept_or_refuse(study, out, retry_failed=options.retry_failed, accepts=options.accept_changed)
     page = LivePage(out, options.html) if options.html else None
     study = prepared(study)
     with _interruption_reported(out, options), hold(out):
@@ -110,6 +104,21 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
             set_failed_aside(study, out)
         with page or nullcontext(), StudyProgress(study, out, page.update if page else None) as progress:
             _conduct(study, out, progress, options)
+
+
+def accept_or_refuse(study: Study, out: Path, *, retry_failed: bool, accepts: bool) -> None:
+    """Say what has changed since the last rounds of a study, or refuse to continue it.
+
+    Raises:
+        RequestError: something has changed, and that is not accepted.
+    """
+    from dpcompare.experiments.resumed import changes_since, refuse
+
+    changes = changes_since(study, out, retry_failed=retry_failed)
+    if not accepts:
+        refuse(changes)
+    for change in changes:
+        click.echo(f"accepted, so that arms are NOT COMPARABLE: {change}", err=True)
 
 
 @contextmanager

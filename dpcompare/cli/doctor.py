@@ -21,7 +21,7 @@ WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps
 @click.option(
     "--env",
     multiple=True,
-    metavar="NAME=PYTHON|NAME=VARIABLE=VALUE",
+    metavar="NAME[=PYTHON|=VARIABLE=VALUE]",
     help="Also check this environment and its modes, as arms use it with env=NAME.",
 )
 @click.option("--no-trials", is_flag=True, help="Do not try the modes, only look.")

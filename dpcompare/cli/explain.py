@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -125,13 +126,17 @@ def _asked_for(
             f"received {', '.join(arms_or_runs)}; expected one of them, or two of which to explain the difference",
             context,
         )
-    found = [_to_explain(context, each, options, is_alone=len(arms_or_runs) == 1) for each in arms_or_runs]
+    found = _to_explain(context, arms_or_runs, options)
     used = {config.environment.name for config, _ in found if config.environment}
     refuse_other_names(options.env, used, "the environment of what is explained, or none")
+    if len({name for _, name in found}) < len(found):  # runs of one mode, whose directories have names
+        found = [
+            (config, f"{name} {Path(each).name}") for (config, name), each in zip(found, arms_or_runs, strict=True)
+        ]
     if len({name for _, name in found}) < len(found):
         raise RequestError(
-            f"received {' and '.join(arms_or_runs)}, which are both called {found[0][1]}; expected two that differ in "
-            "an option, such as torch:ddp and torch:ddp,env=old"
+            f"received {' and '.join(arms_or_runs)}, which have the same name; expected two that differ in an option, "
+            "such as torch:ddp and torch:ddp,env=old, or two directories of runs"
         )
     if len(found) == 1:
         _refuse_other_link(found[0][0], measured_link)
@@ -175,42 +180,54 @@ def difference_asked_for(context: click.Context, /, **values: Any) -> Difference
 
 
 def _to_explain(
-    context: click.Context, arm_or_run: str, options: RunOptions, *, is_alone: bool
-) -> tuple[RunConfig, str]:
-    """A run to explain, and its name; where it is the only one, --env may name its environment."""
-    from dpcompare.experiments.arms import expand_arms, reasons_of
-    from dpcompare.experiments.study import is_study
-    from dpcompare.experiments.variants import run_to_explain, to_explain
+    context: click.Context, arms_or_runs: Sequence[str], options: RunOptions
+) -> list[tuple[RunConfig, str]]:
+    """The runs to explain, each with its name."""
+    texts = [each for each in arms_or_runs if not Path(each).exists() and ":" in each]
+    of_arms = iter(_arms_to_explain(texts, options, is_alone=len(arms_or_runs) == 1))
+    return [next(of_arms) if each in texts else _run_to_explain(context, each, options) for each in arms_or_runs]
 
-    path = Path(arm_or_run)
+
+def _arms_to_explain(texts: Sequence[str], options: RunOptions, *, is_alone: bool) -> Iterator[tuple[RunConfig, str]]:
+    """Arms, and what they are called; where there is only one, --env may name its environment."""
+    from dpcompare.experiments.arms import expand_arms, reasons_of
+    from dpcompare.experiments.variants import to_explain
+
+    if is_alone and not any(f",{ENVIRONMENT}=" in text for text in texts):
+        options = options.changed(environment=only_environment(options.env))
+    requests = [arm_request(text, options, named_by="ARM_OR_RUN") for text in texts]
+    nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
+    arms, refusals = expand_arms(requests, nodes or None, devices or None, interpreters(options.python))
+    if refusals:
+        raise RequestError("\n".join(reasons_of(refusals)))
+    for text, arm in zip(texts, arms, strict=True):
+        yield to_explain(arm.config, named=text), arm.name
+
+
+def _run_to_explain(context: click.Context, received: str, options: RunOptions) -> tuple[RunConfig, str]:
+    """The run in a directory, and what it is called."""
+    from dpcompare.experiments.study import is_study
+    from dpcompare.experiments.variants import run_to_explain
+
+    path = Path(received)
     if is_study(path):
         raise RequestError(
-            f"{arm_or_run!r} is a study of several arms; expected the directory of one of its runs, below "
+            f"{received!r} is a study of several arms; expected the directory of one of its runs, below "
             f"{str(path / 'runs')!r}"
         )
-    if not path.exists() and ":" in arm_or_run:
-        if is_alone and f",{ENVIRONMENT}=" not in arm_or_run:
-            options = options.changed(environment=only_environment(options.env))
-        request = arm_request(arm_or_run, options, named_by="ARM_OR_RUN")
-        nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
-        arms, refusals = expand_arms([request], nodes or None, devices or None, interpreters(options.python))
-        if not arms:
-            raise RequestError("\n".join(reasons_of(refusals)))
-        (arm,) = arms
-        return to_explain(arm.config, named=arm_or_run), arm.name
     if not path.exists():
         raise RequestError(
-            f"ARM_OR_RUN: received {arm_or_run!r}, which is not a directory; expected that of a completed run, or an "
+            f"ARM_OR_RUN: received {received!r}, which is not a directory; expected that of a completed run, or an "
             "arm such as torch:ddp"
         )
     given = [row.flags[0] for row in _ROWS if row.name not in ("python", "env") and is_given(context, row.name)]
     if given:
         raise RequestError(
-            f"received {', '.join(given)} with the run {arm_or_run!r}, which has them; expected none of them, or an "
+            f"received {', '.join(given)} with the run {received!r}, which has them; expected none of them, or an "
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
-    require_trusted_interpreter(config, interpreters(options.python), options.env, named_by=f"the run {arm_or_run!r}")
+    require_trusted_interpreter(config, interpreters(options.python), options.env, named_by=f"the run {received!r}")
     cluster = config.cluster
     own = f" {ENVIRONMENT}={config.environment.name}" if config.environment else ""
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}{own}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.build_study import ENVIRONMENT, arm_request, completed_arms
-from dpcompare.cli.compare import prepared, print_plan
+from dpcompare.cli.build_study import ENVIRONMENT, arm_request, completed_arms, option_of
+from dpcompare.cli.compare import accept_or_refuse, ended_runs, prepared, print_plan
+from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds, refuse_other_names
 from dpcompare.cli.options import AS_TYPED, OPTIONS, GroupedCommand, RunOptions
 from dpcompare.cli.output import EXIT_NEGATIVE, EXIT_UNDECIDED, if_anybody_reads, print_json, write
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import hint, pluralize
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.comparison import Comparison, GateOutcome
+    from dpcompare.experiments.comparison import GateOutcome, GateRow
     from dpcompare.experiments.study import Arm, Study
 
 _ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
@@ -51,6 +52,18 @@ EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, 
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
 @click.option("--junit", metavar="FILE", help="Both arms and the gate as tests, for CI systems; - is stdout.")
 @click.option("--markdown", metavar="FILE", help="A table and all sentences, for a job's summary; - is stdout.")
+@click.option(
+    "--subject",
+    multiple=True,
+    metavar="SETTING",
+    help="What may differ between both, other than environments: a row of the fairness sheet, such as profile.",
+)
+@click.option("--retry-failed", is_flag=True, help="In a gate that is continued, run the failed runs again.")
+@click.option(
+    "--accept-changed",
+    is_flag=True,
+    help="Continue a gate although versions or the machine have changed; its arms are then NOT COMPARABLE.",
+)
 @click.option("--dry-run", is_flag=True, help="List the runs before the first look, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 @add_options(_ROWS, from_environment=True)
@@ -65,6 +78,9 @@ def gate(
     out: Path | None,
     junit: str | None,
     markdown: str | None,
+    subject: tuple[str, ...],
+    retry_failed: bool,
+    accept_changed: bool,
     dry_run: bool,
     as_json: bool,
     **values: FieldValue,
@@ -72,34 +88,44 @@ def gate(
     """Say whether an arm is slower than a baseline by more than is allowed.
 
     Both are trained in the same rounds, and after 6, 8, 11, 15, 20, 27, 36 and 48 of them the gate ends if it can tell.
-    Exit codes: 0 not slower than allowed, 3 slower, 4 undecided: in the time that there was, since most rounds were
-    disturbed, or since the two are not comparable. Repeat the command with the same --out to continue.
+    Exit codes: 0 not slower than allowed, 3 slower, 4 undecided: time or rounds ran out, most rounds were disturbed or
+    too short, or the arms are not comparable. Repeat the command with the same --out to continue.
 
     \b
     dpcompare gate torch:ddp --baseline env=good --nodes 2 --model toy-cnn --image-size 32 --steps 1000
     dpcompare gate torch:ddp,env=new --baseline torch:ddp --allow 5% --budget 1h --junit gate.xml
     """
+    from dpcompare.experiments.fairness import checks_named
     from dpcompare.experiments.gate import LOOKS, gate_study
     from dpcompare.experiments.study import refuse_other_files
 
     allowed, seconds = parse_percentage(allow, "--allow"), parse_seconds(budget)
+    _refuse_targets(junit, markdown, as_json=as_json)
     candidate, against = _arms(arm, baseline, RunOptions.of(values))
     out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-gate"
     refuse_other_files(out)
     command = hint("gate", *context.meta[AS_TYPED])
-    study = gate_study(candidate, against, allowed).changed(commands=(command,))
+    study = gate_study(candidate, against, allowed).changed(commands=(command,), subject=checks_named(subject))
     if dry_run:
         print_plan(study.changed(repeats=LOOKS[0]), out, as_json=as_json)
         return 0
-    comparison = _judged(study, out, seconds)
-    row = comparison.gate
-    assert row is not None
-    _write(comparison, junit, markdown)
-    if as_json:
-        print_json(comparison.model_dump(mode="json"))
-    elif "-" not in (junit, markdown):
-        _print(comparison, out)
+    try:
+        _make_rounds(study, out, seconds, retry_failed=retry_failed, accept_changed=accept_changed)
+    except RunFailedError:
+        if any(result.status == "completed" for result in ended_runs(out)):  # of both arms, what there is
+            _show(out, junit, markdown, as_json=False)
+        raise
+    row = _show(out, junit, markdown, as_json=as_json)
     return EXIT_CODES[row.outcome]
+
+
+def _refuse_targets(*files: str | None, as_json: bool) -> None:
+    """Refuse before a long gate what could not be written after it."""
+    if (as_json, *(file == "-" for file in files)).count(True) > 1:
+        raise RequestError("--junit, --markdown and --json: received several for stdout; expected one at most")
+    for file in files:
+        if file not in (None, "-") and not os.access(Path(str(file)).absolute().parent, os.W_OK):
+            raise RequestError(f"received the file {file!r}; expected one in a directory that can be written to")
 
 
 def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
@@ -133,57 +159,84 @@ def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
 
 def _baseline(text: str, baseline: str) -> str:
     """The arm that the baseline is: a whole one, or the candidate with some of its options changed."""
-    first, *_ = baseline.split(",")
-    if "=" not in first:
+    changes = baseline.split(",")
+    if "=" not in changes[0]:
         return baseline
     head, *own = text.split(",")
-    changed = {change.partition("=")[0].strip() for change in baseline.split(",")}
-    kept = [change for change in own if change.partition("=")[0].strip() not in changed]
-    return ",".join([head, *kept, baseline])
+    changed = set(map(_option_name, changes))
+    return ",".join([head, *(change for change in own if _option_name(change) not in changed), baseline])
 
 
-def _judged(study: Study, out: Path, budget_seconds: float) -> Comparison:
-    """Make the rounds that the gate needs, and compare them."""
+def _option_name(change: str) -> str:
+    return option_of(change.partition("=")[0].strip().replace("_", "-"))
+
+
+def _make_rounds(study: Study, out: Path, budget_seconds: float, *, retry_failed: bool, accept_changed: bool) -> None:
+    """Make the rounds that the gate needs.
+
+    Raises:
+        RequestError: versions or the machine are not those of its last rounds, and that was not accepted.
+        RunFailedError: a run failed, or something else stopped the gate in the middle.
+    """
     from dpcompare.cli.progress import StudyProgress
-    from dpcompare.experiments.analysis import analyse
-    from dpcompare.experiments.collection import collect
     from dpcompare.experiments.gate import LOOKS
-    from dpcompare.experiments.gate_runs import run_gate
-    from dpcompare.experiments.resumed import changes_since, refuse
-    from dpcompare.experiments.study import hold, open_study
+    from dpcompare.experiments.gate_runs import is_decided, run_gate
+    from dpcompare.experiments.study import Study, hold, is_study, open_study
+    from dpcompare.experiments.study_runs import set_failed_aside
 
-    refuse(changes_since(study, out))
+    repeats = Study.load(out).repeats if is_study(out) else study.repeats
+    if not is_decided(out):
+        accept_or_refuse(study.changed(repeats=repeats), out, retry_failed=retry_failed, accepts=accept_changed)
     study = prepared(study)
+    to_continue = f"to continue: {hint('gate', '...', '--out', out)}, the command as before"
     try:
         with hold(out):
             study = open_study(study, out)
+            if retry_failed:
+                set_failed_aside(study, out)
             with StudyProgress(study.changed(repeats=max(study.repeats, LOOKS[0])), out) as progress:
-                run_gate(study, out, progress, budget_seconds=budget_seconds)
+                try:
+                    run_gate(study, out, progress, budget_seconds=budget_seconds)
+                except RunFailedError as error:
+                    raise RunFailedError(f"{error}\n{to_continue} and with --retry-failed", str(out)) from None
+                except (RequestError, OSError) as error:  # in the middle, so the request is not wrong: a full disk
+                    raise RunFailedError(
+                        f"the gate has stopped: {error}\nThe runs that are done are kept; {to_continue}", str(out)
+                    ) from None
     except KeyboardInterrupt:
-        click.echo(f"interrupted; to continue: the same command with --out {shlex.quote(str(out))}", err=True)
+        click.echo(f"interrupted; {to_continue}", err=True)
         raise
-    return analyse(collect([out]))
 
 
-def _write(comparison: Comparison, junit: str | None, markdown: str | None) -> None:
+def _show(out: Path, junit: str | None, markdown: str | None, *, as_json: bool) -> GateRow:
+    """Print what the gate says, then write its files: one that cannot be written does not change the answer."""
+    from dpcompare.cli.report import print_comparison
+    from dpcompare.experiments.analysis import analyse
+    from dpcompare.experiments.collection import collect
     from dpcompare.report import formats
     from dpcompare.report.junit import as_junit
 
+    comparison = analyse(collect([out]))
     row = comparison.gate
     assert row is not None
+    with if_anybody_reads():
+        if as_json:
+            print_json(comparison.model_dump(mode="json"))
+        elif "-" not in (junit, markdown):
+            print_comparison(comparison)
     failed = [] if row.outcome == "not slower" else [row.sentence]
-    allowed = f"{row.candidate} keeps the speed of {row.baseline} within {100 * row.allowed_loss:.3g}%"
+    kept = f"{row.candidate} keeps the speed of {row.baseline} within {100 * row.allowed_loss:.3g}%"
     for target, render in (
-        (junit, partial(as_junit, conditions={allowed: failed})),
+        (junit, partial(as_junit, conditions={kept: failed})),
         (markdown, formats.as_markdown),
     ):
-        if target is not None:
-            write(target, render(comparison))
-
-
-def _print(comparison: Comparison, out: Path) -> None:
-    from dpcompare.cli.report import print_comparison
-
-    with if_anybody_reads():
-        print_comparison(comparison)
-    click.echo(f"details     {hint('report', out, '--full')}", err=True)
+        if target is None:
+            continue
+        try:
+            with if_anybody_reads():
+                write(target, render(comparison))
+        except RequestError as error:
+            click.echo(f"error: {error}", err=True)
+    for line in [] if as_json else steps_after_study(comparison, out):
+        click.echo(line, err=True)
+    return row

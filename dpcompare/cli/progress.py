@@ -230,7 +230,8 @@ class StudyView:
             f"{pluralize(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
         )
         if left and not held:
-            table.caption += "; no process runs this study now: `dpcompare compare --resume` continues it"
+            how = "`dpcompare compare --resume`" if study.allowed_loss is None else "the same `dpcompare gate` command"
+            table.caption += f"; no process runs this study now: {how} continues it"
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:

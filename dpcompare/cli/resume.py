@@ -213,6 +213,11 @@ def resumed_study(
             "expected none of these, or a new study"
         )
     study = Study.load(study_dir)
+    if study.allowed_loss is not None:
+        raise RequestError(
+            f"--resume: {str(study_dir)!r} is a gate; to continue it, repeat its own command: dpcompare gate ARM "
+            f"--baseline ... --out {study_dir}"
+        )
     if study.adding and not adding:
         raise RequestError(
             "--resume: the study was adding rounds until its intervals are narrow; give --until PERCENT (and --budget) "

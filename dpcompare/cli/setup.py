@@ -132,7 +132,9 @@ def _list(as_json: bool) -> int:
         state = environment.python if name in usable else "unfinished, or made for another dpcompare; make it again"
         click.echo(f"{name}: {state} ({' '.join(environment.requirements)})")
     if not made:
-        click.echo("there is none; make one with: dpcompare setup --env old 'torch==2.13.*'", err=True)
+        click.echo(
+            "there are no named environments; make one with: dpcompare setup --env old 'torch==2.13.*'", err=True
+        )
     return 0
 
 

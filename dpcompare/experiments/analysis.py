@@ -39,6 +39,7 @@ from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
+    Pair,
     RatioPair,
     claims_of,
     paired_ratio,
@@ -78,8 +79,12 @@ def _compared(collection: Collection) -> Comparison:
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
     needed = max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms))
     runs = [run for arm in present for run in arm.completed]
-    gate = _gate(collection, arms, claims)
-    headline = gate.sentence if gate else headline_of(claims, rows, needed=needed, is_partial=partial)
+    gate = _gate(collection, arms, sheet)
+    headline = (
+        f"{gate.sentence} {gate.advice}".rstrip()
+        if gate
+        else headline_of(claims, rows, needed=needed, is_partial=partial)
+    )
     return Comparison(
         partial=partial,
         repeats=collection.repeats,
@@ -113,14 +118,21 @@ def _compared(collection: Collection) -> Comparison:
     )
 
 
-def _gate(collection: Collection, arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> GateRow | None:
-    """What the study says as a gate; None where it is none."""
+def _gate(collection: Collection, arms: Sequence[ArmRuns], sheet: fairness.Sheet) -> GateRow | None:
+    """What the study says as a gate; None where it is none.
+
+    Args:
+        collection: of the study.
+        arms: all of them.
+        sheet: of those that have a completed run.
+    """
     study = collection.alone[0] if collection.alone else None
     if study is None or study.allowed_loss is None:
         return None
     candidate, baseline = arms
-    apart = [claim.sentence for claim in claims if claim.outcome == "NOT COMPARABLE"]
-    return gate_row(candidate, baseline, study.allowed_loss, next(iter(apart), None))
+    unequal = [row.setting for row in sheet.rows if row.reason]
+    inequality = Pair(first=candidate.name, second=baseline.name, unequal=unequal).inequality if unequal else None
+    return gate_row(candidate, baseline, study.allowed_loss, inequality)
 
 
 def _printable(arm: ArmRuns) -> ArmRuns:

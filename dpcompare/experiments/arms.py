@@ -116,7 +116,7 @@ def expand_arms(
                 break  # on its other topologies too
             if arm.name in found:
                 raise RequestError(
-                    f"--arm: received {arm.name} twice; expected each arm once, or arms that differ in an option"
+                    f"received the arm {arm.name} twice; expected each once, or arms that differ in an option"
                 )
             found[arm.name] = request, topology, arm
     arms, more_refusals = _sharing_defaults(list(found.values()))

@@ -306,11 +306,13 @@ class GateRow(_Shown):
     """The candidate's speed over the baseline's."""
     low: float | None
     high: float | None
-    """The truth is below `low`, and likewise above `high`, with the probability that a look may be wrong."""
+    """Ends of the interval of the look: the truth is below `low`, and likewise above `high`, in 1% of such looks."""
     rounds: int
     is_final: bool
-    """Whether more rounds could not change that it is undecided."""
+    """Whether more rounds cannot change what it says."""
     sentence: str
+    advice: str
+    """What would decide it; empty where it is decided, or nothing would."""
 
 
 class LearningRow(_Shown):

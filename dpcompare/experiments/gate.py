@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import GateOutcome, GateRow
 from dpcompare.experiments.soundness import Doubt, doubt_of
-from dpcompare.experiments.statistics import Ratio, confidence, paired_ratio
+from dpcompare.experiments.statistics import Ratio, paired_ratio
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.system.terminal_text import pluralize
 
@@ -16,10 +16,11 @@ LOOKS = (6, 8, 11, 15, 20, 27, 36, 48)
 """Rounds after which a gate may end. Every look takes its chance of a wrong answer, so they are few and lie ever
 further apart; the last one ends the gate."""
 WRONG_PER_LOOK = 0.01
-"""Probability of a wrong answer of one look, in either direction. All looks together are wrong in 4.4% of the gates
-whose true ratio is exactly what is allowed, which is the worst case: a constant boundary (Pocock, Biometrika 64, 1977),
-found by simulation for looks at these rounds (`stress/check_gates.py`)."""
-DEFAULT_ALLOWED = 0.02
+"""Probability of a wrong answer of one look, in either direction, if rounds are independent. All looks together are
+then wrong in 4.4% of the gates whose true ratio is exactly what is allowed, the worst case, and in 9% where rounds are
+correlated by 0.2: a constant boundary (Pocock, Biometrika 64, 1977), found by simulation for looks at these rounds
+(`stress/check_gates.py`)."""
+OVER_ALL_LOOKS = "95% confidence over all looks"
 
 
 def gate_study(candidate: Arm, baseline: Arm, allowed: float, order_seed: int = 0) -> Study:
@@ -46,10 +47,9 @@ def gate_row(candidate: ArmRuns, baseline: ArmRuns, allowed: float, inequality: 
         inequality: why the two are not comparable, in a sentence; None where they are.
     """
     gate = _Gate(candidate, baseline, allowed)
-    rounds = min(len(candidate.runs), len(baseline.runs))
     look = None
     if inequality is None:
-        for number in (number for number in LOOKS if number <= rounds):
+        for number in (number for number in LOOKS if number <= gate.rounds):
             look = gate.look(number)
             if look.outcome != "undecided":
                 break
@@ -90,9 +90,22 @@ class _Gate:
         """The ratio of speeds that is just allowed."""
         return 1 - self.allowed
 
+    @property
+    def rounds(self) -> int:
+        """Those that were made."""
+        return min(len(self.candidate.runs), len(self.baseline.runs))
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether an arm has runs, and none of them a speed: more such runs would have none, too."""
+        arms = (self.candidate, self.baseline)
+        return any(arm.completed and not any(arm.steady_speeds) for arm in arms)
+
     def row(self, look: _Look | None, inequality: str | None) -> GateRow:
         ratio = look.ratio if look else None
         low, high = (look.interval if look and not look.doubt else None) or (None, None)
+        is_decided, is_over = look is not None and look.outcome != "undecided", self.rounds >= LOOKS[-1]
+        stays_short = bool(look and look.doubt and not look.doubt.may_pass)
         return GateRow(
             candidate=self.candidate.name,
             baseline=self.baseline.name,
@@ -102,8 +115,9 @@ class _Gate:
             low=low,
             high=high,
             rounds=ratio.rounds if ratio else 0,
-            is_final=inequality is not None or bool(look and look.doubt and not look.doubt.may_pass),
+            is_final=is_decided or inequality is not None or stays_short or self.is_unmeasured or is_over,
             sentence=self._sentence(look, inequality),
+            advice=self._advice(look, inequality),
         )
 
     def _sentence(self, look: _Look | None, inequality: str | None) -> str:
@@ -111,38 +125,54 @@ class _Gate:
         undecided = f"UNDECIDED whether {first} is slower than {second} by more than {allowed}"
         if inequality is not None:
             return f"{undecided}: they are NOT COMPARABLE. {inequality}"
+        if self.is_unmeasured:
+            return f"{undecided}: no speed was measured."
         if look is None or look.ratio is None:
             made, needed = len(self.candidate.completed), pluralize(LOOKS[0], "round")
             return f"{undecided}: a gate needs {needed}, and has {made}."
         ratio, shown = look.ratio, f"ratio {look.ratio.value:.3f} of steady speed"
+        rounds = pluralize(ratio.rounds, "round")
         if look.doubt:
-            return f"{undecided}: {look.doubt.reason}; {look.doubt.remedy}."
+            return f"{undecided}: {look.doubt.reason}."
         if look.interval is None:
-            return f"{undecided}: {shown}, {pluralize(ratio.rounds, 'round')}."
-        (low, high), rounds = look.interval, pluralize(ratio.rounds, "round")
-        one_sided = confidence(WRONG_PER_LOOK)
+            return f"{undecided}: {shown}, {rounds}."
+        low, high = look.interval
         if look.outcome == "slower":
             return (
-                f"{first} is slower than {second} by more than {allowed}: {shown}, at most {high:.3f} with "
-                f"{one_sided} confidence ({rounds})."
+                f"{first} is slower than {second} by more than {allowed}: {shown}, at most {high:.3f} ({rounds}, "
+                f"{OVER_ALL_LOOKS})."
             )
         if look.outcome == "not slower":
             return (
-                f"{first} is not slower than {second} by more than {allowed}: {shown}, at least {low:.3f} with "
-                f"{one_sided} confidence ({rounds})."
+                f"{first} is not slower than {second} by more than {allowed}: {shown}, at least {low:.3f} ({rounds}, "
+                f"{OVER_ALL_LOOKS})."
             )
-        return f"{undecided}: {shown}, {low:.3f} to {high:.3f} ({rounds}). {self._needed(ratio)}"
+        return f"{undecided}: {shown}, between {low:.3f} and {high:.3f} ({rounds}, {OVER_ALL_LOOKS})."
 
-    def _needed(self, ratio: Ratio) -> str:
-        """How many rounds would decide, if they were like these."""
-        reach, distance = ratio.half_width(2 * WRONG_PER_LOOK), abs(math.log(ratio.value / self.boundary))
-        if not reach or not distance:
-            return f"No number of rounds like these would decide: the ratio is what is allowed, {self.boundary:g}."
-        needed = math.ceil(ratio.rounds * (reach / distance) ** 2)
-        about = f"About {pluralize(max(needed, ratio.rounds + 1), 'round')} like these would"
-        if needed > LOOKS[-1]:
+    def _advice(self, look: _Look | None, inequality: str | None) -> str:
+        """What would decide a gate that has ended undecided; empty where it is decided, or nothing would."""
+        if inequality is not None or (look and look.outcome != "undecided"):
+            return ""
+        if self.is_unmeasured:
+            return "Use more steps (--steps): a speed is that of the steps after the warm-up."
+        is_over = self.rounds >= LOOKS[-1]
+        if look is None or look.ratio is None:
+            return "" if is_over else "Give more time (--budget)."
+        if look.doubt:
+            return f"{look.doubt.remedy[0].upper()}{look.doubt.remedy[1:]}{', with another --out' if is_over else ''}."
+        needed = self._needed(look.ratio)
+        if is_over or needed is None or needed > LOOKS[-1]:
+            rounds = "No number of rounds" if needed is None else f"About {pluralize(needed, 'round')}"
             return (
-                f"{about} be needed, and a gate has at most {LOOKS[-1]}: use longer runs (--steps), a quieter machine "
-                "or another --allow."
+                f"{rounds} like these would decide, and a gate ends with {LOOKS[-1]}: use longer runs (--steps), a "
+                "quieter machine or another --allow, with another --out."
             )
-        return f"{about} decide: give more time (--budget)."
+        at = next(number for number in LOOKS if number >= max(needed, self.rounds + 1))
+        return f"Give more time (--budget): {pluralize(at, 'round')} like these would decide."
+
+    def _needed(self, ratio: Ratio) -> int | None:
+        """How many rounds like these would decide; None where none would, since the ratio is what is just allowed."""
+        reach, distance = ratio.half_width(2 * WRONG_PER_LOOK), abs(math.log(ratio.value / self.boundary))
+        if reach is None or distance == 0:
+            return None
+        return max(ratio.rounds + 1, math.ceil(ratio.rounds * (reach / distance) ** 2))

@@ -10,8 +10,9 @@ from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import GateRow
 from dpcompare.experiments.gate import LOOKS
-from dpcompare.experiments.study import Study
-from dpcompare.experiments.study_runs import Watcher, run_study
+from dpcompare.experiments.study import Study, is_study
+from dpcompare.experiments.study_runs import Watcher, results, run_study
+from dpcompare.system.terminal_text import in_one_line
 
 
 def run_gate(study: Study, study_dir: Path, watcher: Watcher, *, budget_seconds: float) -> Study:
@@ -30,42 +31,64 @@ def run_gate(study: Study, study_dir: Path, watcher: Watcher, *, budget_seconds:
         RunFailedError: a run failed, so that no more rounds can be paired.
     """
     started_at = time.monotonic()
-    number = study.repeats
+    number, was_readable = study.repeats, not study.adding  # of one that had ended, a report has made claims
+    report_from = 1
     while True:
         study = study.changed(repeats=number, adding=True)
         study.save(study_dir)
-        run_study(study, study_dir, watcher, report_from=number)
+        run_study(study, study_dir, watcher, report_from=report_from)
+        if failed := _failures(study, study_dir):
+            study.changed(adding=False, stopped_by="a run failed").save(study_dir)
+            raise RunFailedError("; ".join(failed), str(study_dir))
         row = _row(study_dir)
         reason = _why_it_ends(row, study, time.monotonic() - started_at, budget_seconds)
         if reason is not None:
             study = study.changed(adding=False, stopped_by=reason)
             study.save(study_dir)
             return study
-        if number in LOOKS:  # the claims that a report makes of these rounds are looks, too
+        if number in LOOKS:
             watcher.run_says(row.sentence)
+        if number in LOOKS or was_readable:  # the claims that a report makes of these rounds are looks, too
             study = study.extended(number + 1)
+        was_readable = False
         number += 1
+        report_from = number
+
+
+def is_decided(study_dir: Path) -> bool:
+    """Whether a directory has a gate that more rounds cannot change."""
+    if not is_study(study_dir) or Study.load(study_dir).adding:
+        return False
+    study = Study.load(study_dir)
+    return (
+        any(result for _, _, result in results(study, study_dir))
+        and not _failures(study, study_dir)
+        and (_row(study_dir).is_final)
+    )
+
+
+def _failures(study: Study, study_dir: Path) -> list[str]:
+    """Why runs failed, with their arms and rounds."""
+    return [
+        f"{arm.name}: round {number}: {in_one_line(result.error)}"
+        for arm, number, result in results(study, study_dir)
+        if result and result.status == "failed"
+    ]
 
 
 def _row(study_dir: Path) -> GateRow:
-    """What the gate says by now.
-
-    Raises:
-        RunFailedError: a run failed, so that no more rounds can be paired.
-    """
-    comparison = analyse(collect([study_dir]))
-    if failures := [f"{row.name}: {failure}" for row in comparison.arms for failure in row.failures]:
-        raise RunFailedError("; ".join(failures), str(study_dir))
-    assert comparison.gate is not None  # the study has `allowed_loss`
-    return comparison.gate
+    """What the gate says by now."""
+    row = analyse(collect([study_dir])).gate
+    assert row is not None  # the study has `allowed_loss`
+    return row
 
 
 def _why_it_ends(row: GateRow, study: Study, spent_seconds: float, budget_seconds: float) -> str | None:
     """Why no more rounds are made; None where one more is."""
     if row.outcome != "undecided":
         return "the gate was decided"
-    if row.is_final:
-        return "it was clear that more would not decide"
     if study.repeats >= LOOKS[-1]:
         return f"there were {LOOKS[-1]}"
+    if row.is_final:
+        return "it was clear that more would not decide"
     return f"the time was up ({spent_seconds / 60:.0f} min)" if spent_seconds >= budget_seconds else None

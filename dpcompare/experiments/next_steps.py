@@ -12,7 +12,7 @@ from dpcompare.experiments.comparison import Comparison, NextStep
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.experiments.study import Study
 from dpcompare.experiments.study_runs import results
-from dpcompare.system.terminal_text import hint
+from dpcompare.system.terminal_text import hint, printable
 
 
 def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
@@ -23,12 +23,12 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
         study: as it is in its directory.
         study_dir: where its runs are.
     """
-    if any(row.failures for row in comparison.arms):
-        command = hint("compare", "--resume", study_dir, "--retry-failed", *environments_of(study))
-        yield NextStep(name="run again", command=command)
     if study.allowed_loss is not None:
         yield from _of_gate(comparison, study, study_dir)
         return
+    if any(row.failures for row in comparison.arms):
+        command = hint("compare", "--resume", study_dir, "--retry-failed", *environments_of(study))
+        yield NextStep(name="run again", command=command)
     without_interval = any(row.scaling and row.scaling.low is None for row in comparison.arms)
     if comparison.partial:
         yield _rounds("continue", study, study_dir, study.repeats)
@@ -41,11 +41,27 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
 
 
 def _of_gate(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
-    """The command of a gate, where more rounds may decide it."""
-    if comparison.gate and comparison.gate.outcome == "undecided" and not comparison.gate.is_final and study.commands:
-        command = study.commands[0]
-        there = "" if "--out" in command else f" {shlex.join(['--out', str(study_dir)])}"
-        yield NextStep(name="continue", command=f"{command}{there}")
+    """The command of a gate, where more rounds may decide it, or failed ones can be run again."""
+    command = _command_of_gate(study, study_dir)
+    if any(row.failures for row in comparison.arms):
+        yield NextStep(name="run again", command=f"{command} --retry-failed")
+    elif comparison.gate and not comparison.gate.is_final:
+        yield NextStep(name="continue", command=command)
+
+
+def _command_of_gate(study: Study, study_dir: Path) -> str:
+    """The command that it was begun with, in this directory.
+
+    The words of a file, which may be another's, are quoted so that a shell takes them for nothing but words.
+    """
+    try:
+        first, second, *words = shlex.split(study.commands[0])
+    except (IndexError, ValueError):
+        first, second, words = "", "", []
+    if (first, second) != ("dpcompare", "gate"):
+        words = ["ARM", "--baseline", "BASELINE"]
+    own = () if any(word.partition("=")[0] == "--out" for word in words) else ("--out", study_dir)
+    return printable(hint("gate", *(word for word in words if word != "--retry-failed"), *own))
 
 
 def _rounds(name: str, study: Study, study_dir: Path, repeats: int) -> NextStep:

@@ -115,8 +115,8 @@ class Study(Config):
         names = [arm.name for arm in self.arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
-        if self.allowed_loss is not None and len(names) != 2:
-            raise ValueError(f"a gate has two arms, received {', '.join(names)}")
+        if self.allowed_loss is not None and (len(names) != 2 or any(arm.ablation_of for arm in self.arms)):
+            raise ValueError(f"a gate has two arms with all parts of their steps, received {', '.join(names)}")
         if self.pair is not None and (set(self.pair) - set(names) or self.pair[0] == self.pair[1]):
             raise ValueError(f"pair: received {', '.join(self.pair)}, expected two of the arms {', '.join(names)}")
         return self

@@ -127,22 +127,43 @@ def _named(
 ) -> Iterator[Finding]:
     """The frameworks that an environment holds, and its modes; one framework is enough."""
     suffix = f" in env={environment.name}"
-    usable, problems = [], {}
+    remedy = f"`dpcompare setup --env {environment.name} REQUIREMENT...` makes one, or name another interpreter"
+    usable = []
+    problems: dict[str, Finding] = {}
     for framework in FRAMEWORKS:
-        findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
-        if wrong := [finding for finding in findings if finding.status == "problem"]:
+        python = interpreters.get(framework, sys.executable)
+        findings = [
+            replace(
+                finding,
+                name=f"{finding.name}{suffix}",
+                remedy=remedy if finding.status == "problem" else finding.remedy,
+            )
+            for finding in _framework(framework, python, gpus)
+        ]
+        wrong = [finding for finding in findings if finding.status == "problem"]
+        if not wrong:
+            usable.append(framework)
+        if not wrong or _holds(framework, python):
+            yield from findings
+        else:
             problems.update({finding.found: finding for finding in wrong})
-            continue
-        usable.append(framework)
-        yield from (replace(finding, name=f"{finding.name}{suffix}") for finding in findings)
     if not usable:
-        yield from (replace(finding, name=f"{finding.name}{suffix}") for finding in problems.values())
+        yield from problems.values()
     for framework, mode in modes_of_each_framework():
         if trials and framework in usable:
             name = f"{framework} {mode}{suffix}"
             begins(f"trying {name}")
             cluster = _two_replicas(framework, mode, device, gpus)
             yield trial(framework, mode, cluster, interpreters, name=name, environment=environment)
+
+
+def _holds(framework: str, python: str) -> bool:
+    """Whether an environment has a framework, be it usable or not."""
+    main_package, *_ = FRAMEWORKS[framework].packages
+    try:
+        return main_package in installed_versions(framework, (main_package,), python)
+    except (ValueError, RequestError):
+        return False
 
 
 def _environment() -> Finding:
@@ -393,7 +414,7 @@ def trial(
                 found = "; ".join(str(error).strip().splitlines()[-3:])
                 remedy = (
                     f"dpcompare run --framework {framework} --mode {mode} --model mlp --image-size 8 --steps 2 "
-                    "--warmup-steps 0 keeps all logs"
+                    f"--warmup-steps 0{f' --env {environment.name}' if environment else ''} keeps all logs"
                 )
             return Finding(name=name, status="problem", found=found, remedy=remedy)
     how = " (emulated)" if result.emulated else ""

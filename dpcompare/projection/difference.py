@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.accuracy_statistics import paired_difference
+from dpcompare.experiments.fairness import compare
+from dpcompare.experiments.fairness import shown as values_shown
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan, confidence
 from dpcompare.experiments.study import Study
-from dpcompare.experiments.variants import ADDED, Part, StepParts, Variants
+from dpcompare.experiments.variants import ADDED, Part, StepParts, Variant, Variants
 from dpcompare.projection.explanation import WORDS, others_in_words, parts_of, results_of, warnings_in_words
 from dpcompare.results.result import RunResult
 from dpcompare.results.timeline import TimelineError, operators_of, traced_processes
@@ -41,7 +43,7 @@ class DifferenceRow(BaseModel):
     """Ends of Student's interval; None with too few rounds."""
     high: float | None
     is_shown: bool
-    """Whether the interval leaves 0 out."""
+    """Whether the interval leaves 0 out, over rounds that are enough for a claim and were mostly not disturbed."""
 
 
 class OperatorRow(BaseModel):
@@ -85,6 +87,9 @@ class Difference(BaseModel):
     """In how many runs other processes took cores, in words; None where they did in none."""
     warnings: list[str]
     """What has disturbed the runs."""
+    unlike: list[str] = []
+    """Settings in which the two runs differ other than by their environments, as the fairness sheet has them: what they
+    cost is part of the difference."""
     operators: list[OperatorRow] = []
     """Of two runs of one framework that were traced: the operators that differ most. A trace is one look at some steps,
     which it slows down, so that nothing is claimed of them."""
@@ -159,9 +164,13 @@ def difference(study: Study, study_dir: Path, variants: tuple[Variants, Variants
     if (rest := _rest(steps, list(measured.values()))) is not None:
         measured[None] = rest
     level = Plan().level / (len(measured) + 1)
-    step = _row(None, "step", steps, level)
-    rows = [_row(part, WORDS[part] if part else TOGETHER, pair, level) for part, pair in measured.items()]
     others, is_disturbed = others_in_words(runs)
+    may_claim = len(complete) >= ROUNDS_FOR_CLAIM and not is_disturbed
+    step = _row(None, "step", steps, level, may_claim=may_claim)
+    rows = [
+        _row(part, WORDS[part] if part else TOGETHER, pair, level, may_claim=may_claim)
+        for part, pair in measured.items()
+    ]
     names = [each.arms["as it is"].name for each in variants]
     config = variants[0].arms["as it is"].config
     return Difference(
@@ -177,7 +186,18 @@ def difference(study: Study, study_dir: Path, variants: tuple[Variants, Variants
         parts=rows,
         others=others,
         warnings=warnings_in_words(runs),
+        unlike=_unlike([results for results, _ in found]),
     )
+
+
+def _unlike(both: Sequence[Mapping[int, Mapping[Variant, RunResult]]]) -> list[str]:
+    """The rows of the fairness sheet that make two runs not comparable: `precision: float32; bfloat16`."""
+    runs = [next(of["as it is"] for of in results.values() if "as it is" in of) for results in both]
+    return [
+        printable(f"{row.setting}: {'; '.join(dict.fromkeys(values_shown(row.values)))}")
+        for row in compare(runs).rows
+        if row.reason
+    ]
 
 
 def _seconds(both: Sequence[StepParts]) -> dict[Part, list[list[float | None]]]:
@@ -199,7 +219,9 @@ def _rest(steps: Sequence[Sequence[float]], parts: Sequence[Sequence[Sequence[fl
     return rest if any(abs(each) > _ROUNDING for of_run in rest for each in of_run) else None
 
 
-def _row(part: Part | None, words: str, pair: Sequence[Sequence[float]], level: float) -> DifferenceRow:
+def _row(
+    part: Part | None, words: str, pair: Sequence[Sequence[float]], level: float, *, may_claim: bool
+) -> DifferenceRow:
     first, second = ([1000 * each for each in of] for of in pair)
     found = paired_difference(second, first)
     assert found is not None  # there is a round
@@ -212,7 +234,7 @@ def _row(part: Part | None, words: str, pair: Sequence[Sequence[float]], level: 
         milliseconds=found.mean,
         low=low,
         high=high,
-        is_shown=low is not None and high is not None and (low > 1000 * _ROUNDING or high < -1000 * _ROUNDING),
+        is_shown=may_claim and low is not None and high is not None and max(low, -high) > 1000 * _ROUNDING,
     )
 
 
@@ -223,25 +245,27 @@ def _verdict(
     largest = max(rows, key=lambda row: abs(row.milliseconds))
     if disturbed_by is not None:
         return (
-            f"Other processes come first: {disturbed_by}. Nothing is claimed of the difference, most of which seems to "
-            f"be in {largest.words} ({_size(largest)}); explain it again when the machine is idle."
+            f"Other processes come first: {disturbed_by}. Nothing is claimed of the difference; the part that seems to "
+            f"differ most is {largest.words} ({_size(largest)}). Explain it again when the machine is idle."
         )
     if rounds < ROUNDS_FOR_CLAIM:
         return (
             f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. A step of {second} takes "
-            f"{_more(step)} than one of {first}, most of it in {largest.words} ({_size(largest)})."
+            f"{_more(step)} than one of {first}; the part that differs most is {largest.words} ({_size(largest)})."
         )
     shown = sorted((row for row in rows if row.is_shown), key=lambda row: -abs(row.milliseconds))
+    parts = joined([f"{row.words} {_size(row)} ({_interval(row)})" for row in shown])
     if step.is_shown:
         whole = f"A step of {second} takes {_more(step)} than one of {first} ({_interval(step)})"
+        said = f": {parts}" if shown else ""
     else:
-        whole = f"No difference shown between a step of {first} and one of {second}: {_size(step)} ({_interval(step)})"
+        whole = f"A step of {second} is not shown to differ from one of {first}, {_size(step)} ({_interval(step)})"
+        said = f", although these parts do: {parts}" if shown else ""
     if not shown:
-        return f"{whole}. No part by itself is shown to differ; the largest is {largest.words}, {_size(largest)}."
-    parts = joined([f"{row.words} {_size(row)} ({_interval(row)})" for row in shown])
+        return f"{whole}. No part by itself is shown to differ; {largest.words} differs most, {_size(largest)}."
     rest = len(rows) - len(shown)
     also = f" {pluralize(rest, 'other part')} show{'s' if rest == 1 else ''} no difference." if rest else ""
-    return f"{whole}: {parts}.{also}"
+    return f"{whole}{said}.{also}"
 
 
 def _more(row: DifferenceRow) -> str:

@@ -11,6 +11,7 @@ from dpcompare.report.text import NARROWEST, WIDEST, aligned, filled
 from dpcompare.system.terminal_text import pluralize
 
 STEP = "a step"
+LONGEST_NAME = 50
 OPERATOR_HEADS = ("operator, ms of a traced step", "A", "B", "B - A")
 
 
@@ -76,16 +77,21 @@ def _figure(milliseconds: float) -> str:
     return f"{milliseconds:.3g}"
 
 
+def shorten(name: str) -> str:
+    """The beginning of a name: those of kernels of a GPU have hundreds of characters."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
 def _operator_cells(row: OperatorRow) -> tuple[str, ...]:
     figures = (f"{row.first_milliseconds:.3g}", f"{row.second_milliseconds:.3g}", f"{row.milliseconds:+.3g}")
-    return row.name, *figures
+    return shorten(row.name), *figures
 
 
 def _of_traces(difference: Difference) -> Iterator[str]:
     if difference.operators:
         yield (
-            "Of the traced steps of the first process, without what an operator calls: one look, which tracing slows "
-            "down, so nothing is claimed of it."
+            "Operator times are from the traced steps of the first process, without the operators that they call. "
+            "Tracing slows steps down, so nothing is claimed."
         )
     if difference.without_operators:
         yield f"No operators: {difference.without_operators}."
@@ -98,4 +104,6 @@ def _sentences(difference: Difference) -> Iterator[str]:
             "within each round, and * marks those that are shown."
         )
     yield "The parts add up to the step; each is what leaving it out saves, which noise can take below 0."
+    if difference.unlike:
+        yield f"A and B also differ in settings, which is part of the difference: {', '.join(difference.unlike)}."
     yield from (warning for warning in difference.warnings if warning not in difference.verdict)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dpcompare.backends.other_variables import KEY_FILE, read_key
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.comparison import ArmRow, Comparison
@@ -75,16 +76,16 @@ def entries_of(collection: Collection, comparison: Comparison, study_dir: Path) 
         study_dir: where it is.
     """
     rows = {row.name: row for row in comparison.arms}
-    arms = [arm for arm in collection.arms if arm.completed]
+    arms = [replace(arm, name=printable(arm.name)) for arm in collection.arms if arm.completed]
     began = sorted(run.started_at for arm in arms for run in arm.completed if run.started_at)
     if not began:
         raise RequestError(f"{str(study_dir)!r} does not say when it was measured; expected a study of 0.2.0 or later")
-    runs = sorted((arm.name, str(arm.completed[0].started_at)) for arm in arms)
-    study = hashlib.sha256(json.dumps(runs).encode()).hexdigest()[:12]
+    identity = read_key(study_dir / KEY_FILE) or str(began[0])  # each study has a key of its own
+    study = hashlib.sha256(f"ledger {identity}".encode()).hexdigest()[:12]
     return [
         Entry(
             study=study,
-            study_dir=printable(str(study_dir)),
+            study_dir=printable(str(study_dir.resolve())),
             day=began[0].date(),
             dpcompare_version=arm.completed[0].dpcompare_version,
             arm=arm.name,
@@ -125,15 +126,16 @@ def add(folder: Path, entries: Sequence[Entry]) -> bool:
         as by more rounds, is; what it was before stays in the file and is no longer shown.
 
     Raises:
-        RequestError: the folder cannot be written, holds another kind of file, or another process writes to it.
+        RequestError: the folder cannot be written, its ledger cannot be read, or another process writes to it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder, f"the ledger {str(folder)!r} is being written by another process; wait for it"):
             there = read(folder) if (folder / LEDGER_FILE).exists() else []
-            if all(entry in there for entry in entries):
+            known = [entry.model_copy(update={"study_dir": ""}) for entry in there]
+            if all(entry.model_copy(update={"study_dir": ""}) in known for entry in entries):  # it may have been moved
                 return False
-            with (folder / LEDGER_FILE).open("a") as file:
+            with (folder / LEDGER_FILE).open("a", encoding="utf-8") as file:
                 file.write("".join(f"{entry.model_dump_json()}\n" for entry in entries))
     except OSError as error:
         raise RequestError(f"{str(folder)!r} cannot be written ({error.strerror}); choose another folder") from None
@@ -153,7 +155,8 @@ def read(folder: Path) -> list[Entry]:
             "STUDY_DIR"
         )
     found: dict[tuple[str, str], Entry] = {}
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), start=1):
+    lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError as error:

@@ -1,13 +1,17 @@
 """`dpcompare gate`: what it runs, what it refuses, its exit codes and the files for CI systems."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
 
-from dpcompare.cli.gate import EXIT_CODES, _baseline
-from dpcompare.experiments.study import Study
+from dpcompare.cli.gate import _baseline
+from dpcompare.experiments.gate import LOOKS, gate_study
+from dpcompare.experiments.next_steps import _command_of_gate
+from dpcompare.experiments.study import Arm, Study
 from tests.support.command import invoke
+from tests.support.results import result
 
 TINY = ("--model", "mlp", "--dataset", "synthetic-mini", "--image-size", "8", "--device", "cpu")
 QUIET = ("--env", "quiet=TORCH_X=0")
@@ -20,6 +24,11 @@ QUIET = ("--env", "quiet=TORCH_X=0")
         ("torch:ddp,env=new,precision=bfloat16", "env=good", "torch:ddp,precision=bfloat16,env=good"),
         ("torch:ddp,env=new", "torch:ddp", "torch:ddp"),
         ("torch:ddp", "torch:fsdp,env=good", "torch:fsdp,env=good"),
+        (
+            "torch:ddp,devices-per-node=2,lr=0.1",
+            "devices_per_node=1,learning_rate=1",
+            "torch:ddp,devices_per_node=1,learning_rate=1",
+        ),
     ],
 )
 def test_a_baseline_is_the_same_arm_with_other_options_or_another_arm(arm, baseline, expected):
@@ -40,7 +49,7 @@ def test_a_gate_is_planned_until_its_first_look():
     [
         (("torch:single",), "Missing option '--baseline'"),
         (("torch:single", "--baseline", "env=none"), "there is no environment called 'none'"),
-        (("torch:single", "--baseline", "torch:single"), "received torch single 1x1 twice"),
+        (("torch:single", "--baseline", "torch:single"), "received the arm torch single 1x1 twice"),
         (("torch:single", "--baseline", "env=quiet", *QUIET, "--allow", "2"), "--allow: received '2', expected a perc"),
         (("torch:single", "--baseline", "env=quiet", *QUIET, "--allow", "0%"), "--allow: received '0%', expected a pe"),
         (
@@ -62,8 +71,44 @@ def test_what_no_gate_can_say_is_refused_before_it_starts(arguments, says, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_every_outcome_has_an_exit_code_of_its_own():
-    assert EXIT_CODES == {"not slower": 0, "slower": 3, "undecided": 4}
+@pytest.mark.torch
+def test_files_that_could_not_be_written_are_refused_first(tmp_path):
+    arguments = ("torch:single", "--baseline", "env=quiet", *QUIET, *TINY, "--out", tmp_path / "out")
+    refused = invoke("gate", *arguments, "--junit", tmp_path / "missing" / "gate.xml")
+    assert (refused.code, "expected one in a directory that can be written to" in refused.stderr) == (2, True)
+    refused = invoke("gate", *arguments, "--junit", "-", "--json")
+    assert (refused.code, "received several for stdout; expected one at most" in refused.stderr) == (2, True)
+
+
+def test_pages_and_help_name_the_rounds_of_the_looks():
+    *first, last = map(str, LOOKS)
+    rounds = f"{', '.join(first)} and {last}"
+    assert f"after {rounds} of them" in " ".join(invoke("gate", "--help").stdout.split())
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "gate_in_ci.md"
+    assert f"after {rounds} rounds" in page.read_text()
+
+
+def test_the_command_of_a_gate_is_made_of_quoted_words(tmp_path):
+    config = result().config
+    study = gate_study(Arm(name="new", config=config), Arm(name="old", config=config), 0.02)
+    typed = "dpcompare gate torch:single --baseline 'env=a; curl x | sh' --retry-failed"
+    assert _command_of_gate(study.changed(commands=(typed,)), tmp_path) == (
+        f"dpcompare gate torch:single --baseline 'env=a; curl x | sh' --out {tmp_path}"
+    )
+    other = f"dpcompare gate ARM --baseline BASELINE --out {tmp_path}"
+    for foreign in (("curl x | sh",), (), ("dpcompare gate 'half",)):
+        assert _command_of_gate(study.changed(commands=foreign), tmp_path) == other
+
+
+def test_a_gate_is_continued_by_its_own_command_alone(tmp_path):
+    config = result().config
+    gate_study(Arm(name="new", config=config), Arm(name="old", config=config), 0.02).save(tmp_path)
+    refused = invoke("compare", "--resume", tmp_path)
+    assert refused.code == 2
+    assert "is a gate; to continue it, repeat its own command: dpcompare gate ARM --baseline" in refused.stderr
+    assert "the same `dpcompare gate` command continues it" in " ".join(
+        invoke("watch", tmp_path, "--once").stdout.split()
+    )
 
 
 @pytest.mark.torch

@@ -438,4 +438,4 @@ def test_outliers_are_said_once_with_the_number_of_rounds():
     assert alone.arms[0].outliers == []
     single_round = runs("torch", "ddp", FAST[:1])
     single_round.runs[0] = arm.runs[1]
-    assert compared(single_round, repeats=1).arms[0].outliers[0].startswith("the evaluation loss of 9.0000 ")
+    assert compared(single_round, repeats=1).arms[0].outliers[0].startswith("a few samples make up most of the ")

@@ -120,6 +120,7 @@ def test_an_environment_with_a_name_is_checked_with_the_frameworks_that_it_holds
 
     monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
     monkeypatch.setattr(diagnosis, "_framework", looked_at)
+    monkeypatch.setattr(diagnosis, "_holds", lambda framework, python: False)
     monkeypatch.setattr(diagnosis, "trial", tried)
     environments = [
         (Environment(name="old", variables={"TORCH_X": "0"}), "/envs/old"),
@@ -133,7 +134,15 @@ def test_an_environment_with_a_name_is_checked_with_the_frameworks_that_it_holds
     }
     assert found["torch single in env=old"].found == "('old', {'TORCH_X': '0'}, '/envs/old')"
     # Of what holds nothing that is usable every reason is said once.
-    assert [finding.status for name, finding in found.items() if name.endswith("env=gone")] == ["problem"]
+    (gone,) = (finding for name, finding in found.items() if name.endswith("env=gone"))
+    assert gone.status == "problem"
+    assert gone.remedy.startswith("`dpcompare setup --env gone REQUIREMENT...` makes one")
+    # What is there and broken is shown, although another framework is usable.
+    monkeypatch.setattr(diagnosis, "_holds", lambda framework, python: framework == "tensorflow")
+    again = diagnosis.diagnose({}, device="cpu", trials=False, environments=environments)
+    broken = {finding.name: finding.status for finding in again}
+    assert broken["tensorflow in env=old"] == "problem"
+    assert "jax in env=old" not in broken
 
 
 @pytest.mark.process

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.seconds
 SMALL = Workload(model="mlp", image_size=16, global_batch_size=32, steps=20, warmup_steps=0)
 
 
-def config(mode="ddp", nodes=2):
+def config(mode="ddp", nodes=2, **changes):
     cluster = Cluster.partition(nodes, 1, device="cpu", num_cores=2)
-    return RunConfig(framework="torch", mode=mode, workload=SMALL, cluster=cluster)
+    return RunConfig(framework="torch", mode=mode, workload=SMALL, cluster=cluster, **changes)
 
 
 def differed(folder, first, second, *, modes=("ddp", "ddp"), rounds=6, failed=(), busy=()):
@@ -89,7 +89,9 @@ def test_what_one_run_does_not_show_is_a_part_of_its_own(tmp_path):
 
 def test_equal_runs_show_no_difference(tmp_path):
     found = differed(tmp_path / "study", SYNCHRONOUS, SYNCHRONOUS)
-    assert found.verdict.startswith("No difference shown between a step of A and one of B: +0 ms (interval +0 to +0).")
+    assert found.verdict.startswith(
+        "A step of B is not shown to differ from one of A, +0 ms (interval +0 to +0). No part"
+    )
     assert not any(row.is_shown for row in [found.step, *found.parts])
 
 
@@ -98,9 +100,13 @@ def test_few_or_disturbed_rounds_claim_nothing(tmp_path):
     few = differed(tmp_path / "few", SYNCHRONOUS, planted, rounds=2)
     assert few.verdict.startswith("FIRST LOOK: 2 of 6 rounds, nothing is claimed. A step of B takes 40 ms longer than")
     assert (few.confidence, few.step.low) == (None, None)
+    five = differed(tmp_path / "five", SYNCHRONOUS, planted, rounds=5)
+    assert five.confidence is not None
+    assert not any(row.is_shown for row in [five.step, *five.parts])
     busy = differed(tmp_path / "busy", SYNCHRONOUS, planted, busy=range(1, 7))
     assert busy.verdict.startswith("Other processes come first: DISTURBED in 72 of 72 runs")
-    assert "seems to be in exchange (+40 ms); explain it again when the machine is idle" in busy.verdict
+    assert "the part that seems to differ most is exchange (+40 ms). Explain it again when the machine" in busy.verdict
+    assert not any(row.is_shown for row in [busy.step, *busy.parts])
 
 
 def test_a_run_that_never_completed_is_no_difference(tmp_path):
@@ -123,8 +129,8 @@ def traced(folder, operators, *, framework="torch", **config):
     """A run that has traced two steps, with these operators and their milliseconds."""
     made = result(framework, "single")
     config = made.config | {"profile_steps": (20, 21)} | config
+    (folder / TRACES_DIR).mkdir(parents=True)
     made.model_copy(update={"config": config}).save(folder)
-    (folder / TRACES_DIR).mkdir()
     events = [
         {"ph": "X", "name": name, "ts": 1e6 * number, "dur": 1000 * milliseconds, "pid": 1, "tid": 1}
         for number, (name, milliseconds) in enumerate(operators.items())
@@ -144,7 +150,7 @@ def test_traced_runs_show_the_operators_that_differ_most(tmp_path):
     ]  # fmt: skip
     for text in (as_text(shown, 100), as_markdown(shown)):
         assert "aten::conv2d" in text
-        assert "one look, which tracing slows down, so nothing is claimed of it." in " ".join(text.split())
+        assert "Tracing slows steps down, so nothing is claimed." in " ".join(text.split())
     traced(other, {"m/conv:Conv2D": 1}, framework="tensorflow")
     assert "No operators: the operators of two frameworks have no common names." in (
         as_text(with_operators(found, [first, other]), 200)

@@ -42,6 +42,7 @@ def test_studies_are_shown_over_days_and_only_side_by_side_is_claimed(tmp_path):
 def test_a_study_is_there_once_as_it_is_now(tmp_path):
     assert add(tmp_path, entries(tmp_path, 3))
     assert not add(tmp_path, entries(tmp_path, 3))
+    assert not add(tmp_path, [entry.model_copy(update={"study_dir": "/moved"}) for entry in entries(tmp_path, 3)])
     longer = entries(tmp_path, 3, speeds=([*FAST, 131.0], [*SLOW, 100.0]))
     assert add(tmp_path, longer)
     assert [entry.rounds for entry in read(tmp_path)] == [7, 7]
