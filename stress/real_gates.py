@@ -40,6 +40,8 @@ from stress.injection import interpreter_with
 from stress.real_aa import WORKLOAD, Stopper, busy_cores
 from tests.support.warm import IMPORTED, WarmLauncher
 
+STEPS = 2000
+"""Some two seconds: shorter runs say nothing."""
 BUDGET_SECONDS = 300.0
 LARGEST_WRONG, UNLIKELY = 0.05, 0.01
 
@@ -67,7 +69,7 @@ def one_gate(folder: Path, kind: str, number: int) -> dict[str, Any]:
         RunConfig(
             framework="torch",
             mode="single",
-            workload=WORKLOAD,
+            workload=WORKLOAD.changed(steps=STEPS),
             cluster=Cluster.partition(1, 1, device="cpu", num_cores=1),
         )
     )
@@ -77,6 +79,7 @@ def one_gate(folder: Path, kind: str, number: int) -> dict[str, Any]:
         config = config.changed(python=interpreter_with(folder / "slower", target, SLOWER_STEPS))
         baseline = baseline.changed(python=interpreter_with(folder / "ever", target, AS_EVER))
     study = gate_study(Arm(name="new", config=config), Arm(name="good", config=baseline), ALLOWED, number)
+    study = study.changed(subject=("other environment variables",))  # the fault travels in PYTHONPATH
     disturbed = kind == KINDS[1]
     watcher = Stopper(random.Random(number)) if disturbed else Watcher()
     with ExitStack() as stack:
