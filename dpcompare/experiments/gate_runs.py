@@ -40,13 +40,14 @@ def run_gate(study: Study, study_dir: Path, watcher: Watcher, *, budget_seconds:
         if failed := _failures(study, study_dir):
             study.changed(adding=False, stopped_by="a run failed").save(study_dir)
             raise RunFailedError("; ".join(failed), str(study_dir))
-        row = _row(study_dir)
+        # Reading all runs again takes seconds; after the first round, since two arms may be no pair.
+        row = _row(study_dir) if number in (1, *LOOKS) or report_from == 1 else None
         reason = _why_it_ends(row, study, time.monotonic() - started_at, budget_seconds)
         if reason is not None:
             study = study.changed(adding=False, stopped_by=reason)
             study.save(study_dir)
             return study
-        if number in LOOKS:
+        if row and number in LOOKS:
             watcher.run_says(row.sentence)
         if number in LOOKS or was_readable:  # the claims that a report makes of these rounds are looks, too
             study = study.extended(number + 1)
@@ -83,12 +84,12 @@ def _row(study_dir: Path) -> GateRow:
     return row
 
 
-def _why_it_ends(row: GateRow, study: Study, spent_seconds: float, budget_seconds: float) -> str | None:
-    """Why no more rounds are made; None where one more is."""
-    if row.outcome != "undecided":
+def _why_it_ends(row: GateRow | None, study: Study, spent_seconds: float, budget_seconds: float) -> str | None:
+    """Why no more rounds are made, None where one more is; `row` is None of rounds that were not looked at."""
+    if row and row.outcome != "undecided":
         return "the gate was decided"
     if study.repeats >= LOOKS[-1]:
         return f"there were {LOOKS[-1]}"
-    if row.is_final:
+    if row and row.is_final:
         return "it was clear that more would not decide"
     return f"the time was up ({spent_seconds / 60:.0f} min)" if spent_seconds >= budget_seconds else None
