@@ -119,7 +119,7 @@ def _compared(collection: Collection) -> Comparison:
 
 
 def _gate(collection: Collection, arms: Sequence[ArmRuns], sheet: fairness.Sheet) -> GateRow | None:
-    """What the study says as a gate; None where it is none.
+    """What the study says as a gate; None of any other study.
 
     Args:
         collection: of the study.

@@ -99,7 +99,7 @@ class Study(Config):
     """Arm -> the short runs that found its settings, where it was autotuned."""
     allowed_loss: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)
     """Of a gate: the largest loss of speed of the first arm against the second that passes, as a part of the second's
-    speed; chosen before the first round. None: it is no gate."""
+    speed; chosen before the first round. None of any other study."""
     looks: tuple[int, ...] = ()
     """Rounds that it had, each time when its claims could be read and more were added: every such look makes those that
     follow stricter."""

@@ -31,7 +31,7 @@ QUIET = ("--env", "quiet=TORCH_X=0")
         ),
     ],
 )
-def test_a_baseline_is_the_same_arm_with_other_options_or_another_arm(arm, baseline, expected):
+def test_a_baseline_is_the_arm_with_other_options_or_another_arm(arm, baseline, expected):
     assert _baseline(arm, baseline) == expected
 
 

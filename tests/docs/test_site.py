@@ -142,7 +142,7 @@ def test_the_reference_has_every_option_of_every_command():
 def is_of(command, meaning):
     """Whether a row of the options of a run is about a command."""
     only = re.search(r"Only with (.*)\.$", meaning)
-    return command in (only[1].split(" and ") if only else ("run", "compare", "explain", "plan"))
+    return command in (only[1].split(" and ") if only else ("run", "compare", "explain", "gate", "plan"))
 
 
 def test_the_reference_tells_groups_defaults_and_variables():

@@ -111,5 +111,5 @@ def test_where_every_run_failed_each_cause_is_told_once():
 
 
 def test_the_same_arm_twice_is_refused():
-    with pytest.raises(RequestError, match="received torch single 1x1 twice"):
+    with pytest.raises(RequestError, match="received the arm torch single 1x1 twice"):
         expand_arms([request("torch", "single")] * 2, None, None, {})

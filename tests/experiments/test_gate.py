@@ -12,9 +12,9 @@ from dpcompare.experiments.gate import LOOKS, gate_row, gate_study
 from dpcompare.experiments.gate_runs import is_decided, run_gate
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.experiments.study_runs import Watcher
-from tests.experiments.test_soundness import DISTURBED, changed, steps_of
 from tests.support.arms import renamed, single
 from tests.support.results import result
+from tests.support.soundness import DISTURBED, changed, steps_of
 
 
 def arms(ratios, **changes):
@@ -121,7 +121,7 @@ def test_rounds_that_are_not_sound_decide_nothing():
     assert (short.outcome, short.is_final) == ("undecided", True)
 
 
-def test_all_looks_together_are_wrong_in_a_twentieth_of_the_worst_cases():
+def test_all_looks_are_wrong_in_a_twentieth_of_the_worst_cases():
     generator = np.random.default_rng(1)
     gates = 400
     wrong = {"slower": 0, "not slower": 0}

@@ -10,36 +10,16 @@ from dpcompare.report.conditions import parse_condition
 from dpcompare.report.formats import as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text
-from dpcompare.results.clock import ClockCheck, MachineLoad
-from dpcompare.results.result import NodeRecord, StepSeconds
+from dpcompare.results.clock import ClockCheck
 from tests.support import learning
 from tests.support.arms import FAST, SLOW, compared, renamed, runs, single
+from tests.support.soundness import DISTURBED, IDLE, changed, load, on_machine, steps_of
 
 # Ratios of steady speeds whose interval of 96% leaves 1 far out.
 TORCH = [354.0, 290.0, 410.0, 330.0, 120.0, 500.0]
 JAX = [3934.0, 4598.0, 12000.0, 9100.0, 8300.0, 8000.0]
 
 
-def load(*, others=1.6, seconds=4.0, throttles=0):
-    return MachineLoad(
-        seconds=seconds,
-        cores=2,
-        planned_cores=2,
-        run_cores=2.0 - others,
-        other_cores=others,
-        stolen_cores=0.0,
-        waiting_fraction=None,
-        heat_throttles=throttles,
-    )
-
-
-def on_machine(loaded, **changes):
-    """What a result has of a machine with this load."""
-    node = NodeRecord(node_rank=0, host="here", device_names=["cpu:0"], versions={}, load=loaded, **changes)
-    return {"nodes": [node]}
-
-
-DISTURBED, IDLE = on_machine(load()), on_machine(load(others=0.0))
 TOO_HOT = on_machine(load(others=0.0, throttles=3))
 WRONG_CLOCK = {"clock": ClockCheck(process_rank=0, own_seconds=1.0, least_seconds=2.0, most_seconds=2.1)}
 
@@ -47,19 +27,6 @@ WRONG_CLOCK = {"clock": ClockCheck(process_rank=0, own_seconds=1.0, least_second
 def jax_single(speeds, **changes):
     changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"], "collective": "gloo"} | changes
     return runs("jax", "single", speeds, replicas=1, **changes)
-
-
-def changed(arm, numbers, **changes):
-    """The same arm with other fields in some of its rounds, counted from 1."""
-    for number in numbers:
-        arm.runs[number - 1] = arm.runs[number - 1].model_copy(update=changes)
-    return arm
-
-
-def steps_of(count, seconds):
-    """What a result has of so many measured steps of so many seconds each."""
-    step = StepSeconds(median=seconds, p95=seconds, mean=seconds, mad=0.0)
-    return {"measured_steps": count, "step_seconds": step, "steps_left_out": 5}
 
 
 def test_a_busy_machine_does_not_make_jax_23_times_as_fast():

@@ -109,7 +109,7 @@ def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch,
     ]
 
 
-def test_an_environment_with_a_name_is_checked_with_the_frameworks_that_it_holds(monkeypatch):
+def test_an_environment_is_checked_with_the_frameworks_it_holds(monkeypatch):
     def looked_at(framework, python, gpus):
         lacks = python == "/envs/gone" or (python == "/envs/old" and framework != "torch")
         yield diagnosis.Finding(name=framework, status="problem" if lacks else "ok", found=f"as in {python}")

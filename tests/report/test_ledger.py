@@ -23,7 +23,7 @@ def entries(folder, day, version="2.14.1", speeds=(FAST, SLOW)):
     return entries_of(collection, analyse(collection), folder / f"study-{day}")
 
 
-def test_studies_are_shown_over_days_and_only_side_by_side_is_claimed(tmp_path):
+def test_studies_are_shown_over_days_and_no_two_days_are_claimed(tmp_path):
     ledger = tmp_path / "new" / "ledger"
     assert add(ledger, entries(tmp_path, 20, "2.15.0"))
     assert add(ledger, entries(tmp_path, 3))
@@ -85,9 +85,9 @@ def test_the_commands_refuse_what_is_no_study_and_no_figure(tmp_path):
     assert (refused.code, (tmp_path / "ledger").exists()) == (2, False)
     assert "expected the directory of a study, as `dpcompare compare` makes it" in refused.stderr
     add(tmp_path, entries(tmp_path, 3))
-    refused = invoke("ledger", "show", tmp_path, "--figure", "acuracy")
+    refused = invoke("ledger", "show", tmp_path, "--figure", "accuracies")
     assert refused.code == 2
-    assert "--figure: received 'acuracy', expected one of steady_images_per_second, " in refused.stderr
+    assert "--figure: received 'accuracies', expected one of steady_images_per_second, " in refused.stderr
     assert "accuracy" in refused.stderr.rpartition(".")[0]
     assert len(invoke("ledger", "show", tmp_path, "--json").json) == 2
     assert "2026-11-03" in invoke("ledger", "show", tmp_path, "--figure", "accuracy").stdout
