@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -151,8 +152,8 @@ def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
     if counts[0] != counts[1]:
         raise RequestError(
             f"--baseline: received {against.name} on {pluralize(counts[1], 'device')}, and {candidate.name} on "
-            f"{counts[0]}; expected as many, since more devices are meant to be faster. How efficient they are is "
-            "shown by `dpcompare compare`"
+            f"{counts[0]}; expected the same number, since more devices are meant to be faster. `dpcompare compare` "
+            "shows how efficient they are"
         )
     return candidate, against
 
@@ -188,7 +189,7 @@ def _make_rounds(study: Study, out: Path, budget_seconds: float, *, retry_failed
     if not is_decided(out):
         accept_or_refuse(study.changed(repeats=repeats), out, retry_failed=retry_failed, accepts=accept_changed)
     study = prepared(study)
-    to_continue = f"to continue: {hint('gate', '...', '--out', out)}, the command as before"
+    to_continue = f"to continue, repeat the command with --out {shlex.quote(str(out))}"
     try:
         with hold(out):
             study = open_study(study, out)
@@ -198,7 +199,7 @@ def _make_rounds(study: Study, out: Path, budget_seconds: float, *, retry_failed
                 try:
                     run_gate(study, out, progress, budget_seconds=budget_seconds)
                 except RunFailedError as error:
-                    raise RunFailedError(f"{error}\n{to_continue} and with --retry-failed", str(out)) from None
+                    raise RunFailedError(f"{error}\n{to_continue} --retry-failed", str(out)) from None
                 except (RequestError, OSError) as error:  # in the middle, so the request is not wrong: a full disk
                     raise RunFailedError(
                         f"the gate has stopped: {error}\nThe runs that are done are kept; {to_continue}", str(out)
