@@ -25,6 +25,7 @@ from dpcompare.system.terminal_text import pluralize, printable
 LEDGER_FILE = "ledger.jsonl"
 KEPT = tuple(name for name, row in FIGURES.items() if row.over_rounds)
 """The figures of an arm that a ledger keeps."""
+LARGEST_IN_DIGITS = 10_000
 DAY = "day:T"
 """The axis of days."""
 NO_CLAIM = (
@@ -188,7 +189,7 @@ def as_text(entries: Sequence[Entry], name: str, width: int) -> str:
                 entry.arm,
                 entry.version,
                 str(entry.rounds),
-                figure(entry.figures.get(name), "{:.4g}"),
+                _in_digits(entry.figures.get(name)),
             )
             for entry in of_both
         ]
@@ -197,6 +198,11 @@ def as_text(entries: Sequence[Entry], name: str, width: int) -> str:
     said = [f"{study}: {of_study[0].headline}" for study, of_study in studies.items() if len(of_study) > 1]
     counted = f"{pluralize(len(studies), 'study')}, {pluralize(len(entries), 'arm')}."
     return "\n\n".join([*blocks, filled([f"{counted} {NO_CLAIM}", *said], width)]) + "\n"
+
+
+def _in_digits(value: float | None) -> str:
+    """Four digits, and never an exponent of a large number."""
+    return figure(value, "{:.4g}" if value is not None and abs(value) < LARGEST_IN_DIGITS else "{:,.0f}")
 
 
 def _left_aligned(cells: Sequence[Sequence[str]]) -> str:

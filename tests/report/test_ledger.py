@@ -28,6 +28,8 @@ def test_studies_are_shown_over_days_and_no_two_days_are_claimed(tmp_path):
     assert add(ledger, entries(tmp_path, 20, "2.15.0"))
     assert add(ledger, entries(tmp_path, 3))
     there = read(ledger)
+    many = [there[0].model_copy(update={"figures": {"steady_images_per_second": 14171.3}})]
+    assert "14,171\n" in as_text(many, "steady_images_per_second", 200)
     assert [(entry.day.day, entry.version) for entry in there] == [
         *[(3, "torch 2.14.1")] * 2,
         *[(20, "torch 2.15.0")] * 2,
