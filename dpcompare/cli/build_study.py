@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,6 +331,21 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
         click.echo(f"left out: {reason}", err=True)
     if len(arms) == 1 and not options.ablate:
         click.echo(f"one arm alone, {arms[0].name}: its speed is measured, and compared with nothing", err=True)
+    return arms
+
+
+def arms_on_one_topology(requests: Sequence[ArmRequest], options: RunOptions) -> tuple[Arm, ...]:
+    """The arms of a command that names each of them, on the topology of its options.
+
+    Raises:
+        RequestError: one of them cannot run here.
+    """
+    from dpcompare.experiments.arms import expand_arms, reasons_of
+
+    nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
+    arms, refusals = expand_arms(requests, nodes or None, devices or None, interpreters(options.python))
+    if refusals:
+        raise RequestError("\n".join(reasons_of(refusals)))
     return arms
 
 

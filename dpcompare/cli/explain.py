@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dpcompare.cli import completion
-from dpcompare.cli.build_study import ENVIRONMENT, arm_request
+from dpcompare.cli.build_study import ENVIRONMENT, arm_request, arms_on_one_topology
 from dpcompare.cli.compare import prepared, print_plan
 from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
@@ -22,7 +22,7 @@ from dpcompare.cli.option_values import (
     refuse_other_names,
     require_trusted_interpreter,
 )
-from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
+from dpcompare.cli.options import ROWS_OF_ARMS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import hint
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from dpcompare.projection.explanation import Explanation
     from dpcompare.projection.remedies import Remedy
 
-_ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
-"""Options of the run to explain."""
 MOST_EXPLAINED = 2
 
 
@@ -53,7 +51,7 @@ MOST_EXPLAINED = 2
 @click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@add_options(_ROWS, from_environment=True)
+@add_options(ROWS_OF_ARMS, from_environment=True)
 @click.pass_context
 def explain(
     context: click.Context,
@@ -190,16 +188,12 @@ def _to_explain(
 
 def _arms_to_explain(texts: Sequence[str], options: RunOptions, *, is_alone: bool) -> Iterator[tuple[RunConfig, str]]:
     """Arms, and what they are called; where there is only one, --env may name its environment."""
-    from dpcompare.experiments.arms import expand_arms, reasons_of
     from dpcompare.experiments.variants import to_explain
 
     if is_alone and not any(f",{ENVIRONMENT}=" in text for text in texts):
         options = options.changed(environment=only_environment(options.env))
     requests = [arm_request(text, options, named_by="ARM_OR_RUN") for text in texts]
-    nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
-    arms, refusals = expand_arms(requests, nodes or None, devices or None, interpreters(options.python))
-    if refusals:
-        raise RequestError("\n".join(reasons_of(refusals)))
+    arms = arms_on_one_topology(requests, options)
     for text, arm in zip(texts, arms, strict=True):
         yield to_explain(arm.config, named=text), arm.name
 
@@ -220,7 +214,7 @@ def _run_to_explain(context: click.Context, received: str, options: RunOptions) 
             f"ARM_OR_RUN: received {received!r}, which is not a directory; expected that of a completed run, or an "
             "arm such as torch:ddp"
         )
-    given = [row.flags[0] for row in _ROWS if row.name not in ("python", "env") and is_given(context, row.name)]
+    given = [row.flags[0] for row in ROWS_OF_ARMS if row.name not in ("python", "env") and is_given(context, row.name)]
     if given:
         raise RequestError(
             f"received {', '.join(given)} with the run {received!r}, which has them; expected none of them, or an "

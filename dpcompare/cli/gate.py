@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.build_study import ENVIRONMENT, arm_request, completed_arms, option_of
+from dpcompare.cli.build_study import ENVIRONMENT, arm_request, arms_on_one_topology, completed_arms, option_of
 from dpcompare.cli.compare import accept_or_refuse, ended_runs, prepared, print_plan
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds, refuse_other_names
-from dpcompare.cli.options import AS_TYPED, OPTIONS, GroupedCommand, RunOptions
+from dpcompare.cli.option_values import parse_percentage, parse_seconds, refuse_other_names
+from dpcompare.cli.options import AS_TYPED, ROWS_OF_ARMS, GroupedCommand, RunOptions
 from dpcompare.cli.output import EXIT_NEGATIVE, EXIT_UNDECIDED, if_anybody_reads, print_json, write
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import hint, pluralize
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dpcompare.experiments.comparison import GateOutcome, GateRow
     from dpcompare.experiments.study import Arm, Study
 
-_ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
-"""Options of a run that both arms have."""
 
 EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, "undecided": EXIT_UNDECIDED}
 
@@ -67,7 +65,7 @@ EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, 
 )
 @click.option("--dry-run", is_flag=True, help="List the runs before the first look, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
-@add_options(_ROWS, from_environment=True)
+@add_options(ROWS_OF_ARMS, from_environment=True)
 @click.pass_context
 def gate(
     context: click.Context,
@@ -135,18 +133,13 @@ def _arms(text: str, baseline: str, options: RunOptions) -> tuple[Arm, Arm]:
     Raises:
         RequestError: one of them cannot run here, or a gate says nothing of the two.
     """
-    from dpcompare.experiments.arms import expand_arms, reasons_of
-
     requests = [
         arm_request(text, options, named_by="ARM"),
         arm_request(_baseline(text, baseline), options, named_by="--baseline"),
     ]
     used = {request.environment for request in requests}
     refuse_other_names(options.env, used, f"a baseline with it, {ENVIRONMENT}=NAME")
-    nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
-    arms, refusals = expand_arms(requests, nodes or None, devices or None, interpreters(options.python))
-    if refusals:
-        raise RequestError("\n".join(reasons_of(refusals)))
+    arms = arms_on_one_topology(requests, options)
     candidate, against = arms
     counts = [len(each.config.cluster.nodes) * each.config.cluster.devices_per_node for each in arms]
     if counts[0] != counts[1]:

@@ -281,6 +281,8 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
 """Title -> names of options, both in the order in which they are shown."""
 
 
+ROWS_OF_ARMS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
+"""Options of a run that a command has whose arguments are one or two arms."""
 AS_TYPED = "dpcompare.typed"
 """Where the context of a GroupedCommand has its arguments as they were typed."""
 

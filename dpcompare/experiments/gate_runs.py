@@ -58,14 +58,11 @@ def run_gate(study: Study, study_dir: Path, watcher: Watcher, *, budget_seconds:
 
 def is_decided(study_dir: Path) -> bool:
     """Whether a directory has a gate that more rounds cannot change."""
-    if not is_study(study_dir) or Study.load(study_dir).adding:
+    if not is_study(study_dir):
         return False
     study = Study.load(study_dir)
-    return (
-        any(result for _, _, result in results(study, study_dir))
-        and not _failures(study, study_dir)
-        and (_row(study_dir).is_final)
-    )
+    has_runs = any(result for _, _, result in results(study, study_dir))
+    return not study.adding and has_runs and not _failures(study, study_dir) and _row(study_dir).is_final
 
 
 def _failures(study: Study, study_dir: Path) -> list[str]:

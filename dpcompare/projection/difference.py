@@ -43,7 +43,7 @@ class DifferenceRow(BaseModel):
     """Ends of Student's interval; None with too few rounds."""
     high: float | None
     is_shown: bool
-    """Whether the interval leaves 0 out, over rounds that are enough for a claim and were mostly not disturbed."""
+    """Whether the interval excludes 0, over rounds that are enough for a claim and were mostly not disturbed."""
 
 
 class OperatorRow(BaseModel):
