@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import PurePath
 
 import keras
 import tensorflow as tf
@@ -83,11 +84,11 @@ def has_fixed_algorithms(config: RunConfig) -> bool:
 
 
 def libraries(config: RunConfig) -> dict[str, str]:
-    """The versions of what TensorFlow computes with on GPUs."""
-    if config.cluster.device_type != "gpu":
-        return {}
+    """The compiler that built TensorFlow, and the versions of what it computes with on GPUs."""
     built = tf.sysconfig.get_build_info()
-    found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
+    found = {"compiler": PurePath(built.get("cpu_compiler", "")).name}
+    if config.cluster.device_type == "gpu":
+        found |= {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
     return {name: str(version) for name, version in found.items() if version}
 
 

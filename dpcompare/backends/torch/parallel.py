@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dpcompare.backends.cuda_wheels import driver_version
+from dpcompare.backends.torch.build import build_of_torch
 from dpcompare.config.run import PreparedRun
 from dpcompare.system.type_names import Array
 
@@ -69,16 +70,16 @@ class Parallel:
                 torch.cuda.reset_peak_memory_stats(device)
 
     def libraries(self) -> dict[str, str]:
-        """Name -> version of what a GPU computes with, and of its driver."""
+        """Name -> version of what torch computes with, how it was built, and the driver of a GPU."""
         if self.device.type == "cpu":
-            return {}
+            return build_of_torch()
         found = {
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "driver": driver_version(),
         }
-        return {name: str(version) for name, version in found.items() if version}
+        return build_of_torch() | {name: str(version) for name, version in found.items() if version}
 
     def peak_memory_bytes(self) -> int | None:
         """The peak of this process's GPUs together; None on the CPU."""
