@@ -21,7 +21,7 @@ NOT_HERE: Mapping[str, Mapping[str, str]] = {
     "optimizer": {"adamw": "adam with a weight decay is AdamW (--weight-decay RATE)"},
     "model": {
         name: f"it is not built in; torchvision:{name} trains it in torch alone"
-        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "vgg16", "densenet121", "mobilenet_v2")
+        for name in ("resnet34", "resnet101", "densenet121", "mobilenet_v2")
     },
     "precision": dict.fromkeys(("float16", "fp16", "half"), NO_FLOAT16),
 }

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
-from dpcompare.models import efficientnet, toys
+from dpcompare.models import efficientnet, resnet, toys, vgg, vit
 from dpcompare.models.spec import ModelSpec
 
-MODELS: dict[str, ModelSpec] = {**efficientnet.SPECS, **toys.SPECS}
+MODELS: dict[str, ModelSpec] = {**efficientnet.SPECS, **resnet.SPECS, **vgg.SPECS, **vit.SPECS, **toys.SPECS}
 
 CUSTOM = ModelSpec(family="", min_image_size=1, shapes=lambda size, classes: {}, layers=())
 """The row of any custom model, of which only its `dpcompare.models.custom.CustomModel` knows more."""
@@ -25,6 +25,12 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
     model = model_of(name)
     if image_size < model.min_image_size:
         yield f"image_size: received {image_size}, but {name} needs at least {model.min_image_size} pixels"
+    elif rest := image_size % model.multiple_of:
+        fitting = f"{image_size - rest} or {image_size - rest + model.multiple_of}"
+        yield (
+            f"image_size: received {image_size}, but the patches of {name} have {model.multiple_of} pixels on a side; "
+            f"expected a multiple of it, such as {fitting}"
+        )
     if regularization == "shared" and not model.drops and model is not CUSTOM:
         regularized = [other for other, row in MODELS.items() if row.drops]
         yield (

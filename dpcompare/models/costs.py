@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -68,9 +69,16 @@ FLOPS_PER_MULTIPLICATION = 2
 PASSES = 3
 """Forward, and two products of the same size backward: the gradient of what entered a layer and that of its weights, as
 Chowdhery et al. 2022 ("PaLM", appendix B) count a training step. The unused gradient of the images is included."""
-NORMALISATION_PASSES = 8
+BATCH_NORM_PASSES = 8
 """Over the features of a BatchNorm in training: read for its statistics, read and written to normalise; backward they
 and their gradient are read for two sums, read again, and a gradient is written."""
+LAYER_NORM_PASSES = 5
+"""Over the features of a LayerNorm in training, whose statistics are of one token, which stays in a cache: read and
+written; backward they and their gradient are read, and a gradient is written."""
+ATTENTION_PRODUCTS = 2
+"""Between tokens, of as many multiplications each: queries by keys, and what follows by values."""
+ATTENTION_FEATURES = 4
+"""Of each token: its query, key and value are read, and one is written."""
 
 
 class LayerCost(NamedTuple):
@@ -92,27 +100,34 @@ def layer_costs(model: str, image_size: int, num_classes: int) -> list[LayerCost
 
 def _costs(model: str, image_size: int, num_classes: int) -> Iterator[LayerCost]:
     row = model_of(model)
-    sides = row.sides(image_size)
-    shapes = row.shapes(image_size, num_classes) if sides else {}
+    positions, attention = row.positions(image_size), row.attention(image_size)
+    shapes = row.shapes(image_size, num_classes) if positions else {}
     for tensor, shape in shapes.items():
         layer, _, kind = tensor.rpartition(".")
-        if kind == "weight":
-            entering, leaving = sides[layer]
-            yield _cost(layer, shape, entering, leaving)
+        if kind != "weight":
+            continue
+        entering, leaving = positions[layer]
+        if len(shape) > 1:
+            yield _of_products(layer, shape, entering, leaving)
+        else:
+            passes = BATCH_NORM_PASSES if f"{layer}.running_var" in shapes else LAYER_NORM_PASSES
+            yield LayerCost(layer, 0, passes * shape[0] * leaving)
+    yield from (_of_attention(layer, tokens, width) for layer, (tokens, width) in attention.items())
 
 
-def _cost(layer: str, shape: Shape, entering: int, leaving: int) -> LayerCost:
-    """The cost of a layer by the shape of its weight: a BatchNorm, a dense layer, or a convolution."""
+def _of_products(layer: str, shape: Shape, entering: int, leaving: int) -> LayerCost:
+    """The cost of a dense layer or a convolution by the shape of its weight, and its positions."""
     channels_out = shape[0]
-    if len(shape) == 1:
-        return LayerCost(layer, 0, NORMALISATION_PASSES * channels_out * leaving**2)
-    products = 1
-    for length in shape:
-        products *= length
     is_depthwise = len(shape) == 4 and shape[1] == 1
     channels_in = channels_out if is_depthwise else shape[1]
-    moved = channels_in * entering**2 + channels_out * leaving**2
-    return LayerCost(layer, FLOPS_PER_MULTIPLICATION * products * leaving**2, PASSES * moved)
+    moved = channels_in * entering + channels_out * leaving
+    return LayerCost(layer, FLOPS_PER_MULTIPLICATION * math.prod(shape) * leaving, PASSES * moved)
+
+
+def _of_attention(layer: str, tokens: int, width: int) -> LayerCost:
+    """The cost of the products of tokens with tokens, whose scores stay in a cache, as in the kernels of Dao 2023."""
+    flops = FLOPS_PER_MULTIPLICATION * ATTENTION_PRODUCTS * tokens**2 * width
+    return LayerCost(layer, flops, PASSES * ATTENTION_FEATURES * tokens * width)
 
 
 def training_flops(model: str, image_size: int, num_classes: int) -> int | None:

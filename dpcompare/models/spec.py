@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import Literal
 
 Shape = tuple[int, ...]
+InitialValues = Literal["efficientnet", "resnet", "vgg", "vit"]
+"""The rules of `dpcompare.models.initial_weights`."""
 
 IMAGE_CHANNELS = 3
 NO_COLUMNS: Mapping[str, slice] = MappingProxyType({})
@@ -43,6 +45,8 @@ class ModelSpec:
     """The folder of dpcompare.models that has it; empty of a custom model."""
     min_image_size: int
     """Smallest image side in pixels that the layers accept."""
+    multiple_of: int = 1
+    """Pixels that an image side has to be a multiple of."""
     native_image_size: int | None = None
     """Image side in pixels that it was designed for; None: no particular one."""
     is_big: bool = False
@@ -53,15 +57,20 @@ class ModelSpec:
     """Added to a variance before its root; None without BatchNorm, and of a custom model, which sets it itself."""
     shapes: Callable[[int, int], dict[str, Shape]]
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
+    initial_values: InitialValues = "efficientnet"
+    """The rule by which its tensors are drawn."""
     layers: tuple[tuple[str, ...], ...]
     """What it can be cut between: by the prefixes of the names of their tensors, in the order of the layers."""
     drops: tuple[Drop, ...] = ()
     """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
     published: str | None = None
     """timm's name of published ImageNet weights."""
-    sides: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
-    """image_size -> layer -> the sides of the square features that enter it and that leave it, 1 where they are flat;
-    what a layer costs follows from these and its shapes, see `dpcompare.models.costs`. Empty: not known."""
+    positions: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
+    """image_size -> layer -> the positions of the features that enter it and that leave it: pixels of a feature map,
+    tokens, 1 where they are flat. What a layer costs follows from these and its shapes, see `dpcompare.models.costs`.
+    Empty: not known."""
+    attention: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
+    """image_size -> layer of attention -> its tokens, and the features of each."""
     keras_layer_name: Callable[[str], str] = lambda name: name
     """Keras's name of a layer -> its name here."""
     zero_gradients: Callable[[Iterable[str]], set[str]] = lambda names: set()
@@ -85,6 +94,11 @@ def biased(prefix: str, weight_shape: Shape) -> Iterator[tuple[str, Shape]]:
 def halved(side: int, stride: int) -> int:
     """The side of features behind a padded convolution."""
     return -(-side // stride)
+
+
+def squares(sides: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Layer -> positions of square features, by their sides."""
+    return {layer: (entering**2, leaving**2) for layer, (entering, leaving) in sides}
 
 
 def channels_first(features: Sequence[int]) -> Shape:

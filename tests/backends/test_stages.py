@@ -46,7 +46,7 @@ def test_every_tensor_belongs_to_one_layer(name):
     model = MODELS[name]
     prefixes = [prefix for layer in model.layers for prefix in layer]
     for tensor in model.shapes(64, 10):
-        assert sum(tensor.startswith(f"{prefix}.") for prefix in prefixes) == 1, tensor
+        assert sum(f"{tensor}.".startswith(f"{prefix}.") for prefix in prefixes) == 1, tensor
 
 
 LAYERS = """
@@ -64,7 +64,7 @@ for name in sys.argv[1:]:
         for layer, prefixes in zip(layers, MODELS[name].layers, strict=True):
             features = layer(features)
             for prefix in prefixes:
-                model.get_submodule(prefix)
+                assert prefix in dict(model.named_parameters()) or model.get_submodule(prefix)
         assert torch.equal(features, model(images)), name
 assert "timm" in sys.modules and "wandb" not in sys.modules
 """
@@ -73,7 +73,7 @@ assert "timm" in sys.modules and "wandb" not in sys.modules
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_layers_one_after_the_other_are_the_model():
-    names = ["toy-cnn", "toy-bn", "mlp", "efficientnet-b2"]
+    names = ["toy-cnn", "toy-bn", "mlp", "efficientnet-b2", "resnet18", "resnet50", "vgg16", "vit-ti16"]
     done = subprocess.run([sys.executable, "-c", LAYERS, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

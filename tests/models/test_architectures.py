@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from dpcompare.models.architectures import MODELS
+from dpcompare.models.architectures import MODELS, misfits
 from dpcompare.models.initial_weights import initial_weights
 
-# Published sizes at 1,000 classes (Tan and Le 2019; keras.applications' model summaries).
+# Published sizes at 1,000 classes and 224 px (Tan and Le 2019; torchvision's and timm's tables of weights).
 PUBLISHED_PARAMETERS = {
     "efficientnet-b0": 5_288_548,
     "efficientnet-b1": 7_794_184,
@@ -18,6 +18,12 @@ PUBLISHED_PARAMETERS = {
     "efficientnet-b5": 30_389_784,
     "efficientnet-b6": 43_040_704,
     "efficientnet-b7": 66_347_960,
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "vit-ti16": 5_717_416,
+    "vit-s16": 22_050_664,
+    "vit-b16": 86_567_656,
 }
 
 
@@ -26,8 +32,8 @@ def trainable(shapes):
 
 
 @pytest.mark.parametrize("model", PUBLISHED_PARAMETERS)
-def test_every_efficientnet_has_its_published_size(model):
-    shapes = trainable(MODELS[model].shapes(64, 1000))
+def test_a_model_has_its_published_size(model):
+    shapes = trainable(MODELS[model].shapes(224, 1000))
     assert sum(map(math.prod, shapes.values())) == PUBLISHED_PARAMETERS[model]
 
 
@@ -56,3 +62,40 @@ def test_initial_values_follow_their_rules():
     assert (weights["bn1.weight"] == 1).all()
     assert not weights["bn1.running_mean"].any()
     assert not weights["classifier.bias"].any()
+
+
+def test_initial_values_of_resnet_are_normal():
+    weights = initial_weights("resnet18", 64, 10, seed=0)
+    filters = weights["layer4.0.conv2.weight"]
+    assert filters.std() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+    assert np.abs(filters).max() > 4 * filters.std()  # not truncated
+    assert (weights["layer4.1.bn2.weight"] == 1).all()
+
+
+def test_initial_values_of_vgg_are_those_of_its_paper():
+    weights = initial_weights("vgg16", 32, 10, seed=0)
+    assert weights["classifier.0.weight"].std() == pytest.approx(0.01, rel=0.01)
+    assert not weights["features.0.bias"].any()
+
+
+def test_initial_values_of_vit_are_truncated():
+    weights = initial_weights("vit-ti16", 64, 10, seed=0)
+    for name in ("pos_embed", "blocks.3.mlp.fc1.weight", "head.weight"):
+        assert weights[name].std() == pytest.approx(0.02, rel=0.05)
+        assert np.abs(weights[name]).max() <= 2 * 0.02 / 0.8796 * 1.0001
+    assert weights["patch_embed.proj.weight"].std() == pytest.approx(1 / math.sqrt(3 * 16 * 16), rel=0.02)
+    assert (weights["norm.weight"] == 1).all() and not weights["norm.bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "image_size", "says"),
+    [
+        ("vit-ti16", 100, "expected a multiple of it, such as 96 or 112"),
+        ("vit-b16", 8, "vit-b16 needs at least 16 pixels"),
+        ("resnet50", 28, "resnet50 needs at least 32 pixels"),
+        ("vgg16", 31, "vgg16 needs at least 32 pixels"),
+    ],
+)
+def test_an_image_size_that_does_not_fit_is_refused(model, image_size, says):
+    (problem,) = misfits(model, image_size=image_size, regularization="off", weights="random")
+    assert says in problem

@@ -57,11 +57,21 @@ def test_efficientnet_b2_takes_what_is_known_of_it():
     assert training_flops("efficientnet-b2", 260, 10) == pytest.approx(5.95e9, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("model", "multiplications"),
+    [("resnet18", 1.814e9), ("resnet50", 4.089e9), ("vgg16", 15.470e9), ("vit-b16", 17.564e9)],
+)
+def test_the_others_take_what_torchvision_publishes_of_them(model, multiplications):
+    """`GFLOPS` of torchvision's table of weights, which are multiplications at 224 px with 1,000 classes."""
+    found = sum(cost.flops for cost in layer_costs(model, 224, 1000)) / 2
+    assert found == pytest.approx(multiplications, rel=2e-3)
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 def test_torch_counts_the_same_whatever_the_model():
     """It counts grouped convolutions forward too; backward it does not divide them by their groups (pytorch#183405)."""
-    models = [("mlp", 32), ("toy-cnn", 32), ("toy-bn", 33), ("efficientnet-b0", 64)]
+    models = [("mlp", 32), ("toy-cnn", 32), ("toy-bn", 33), ("efficientnet-b0", 64), ("resnet18", 64), ("vit-ti16", 64)]
     for name, flops in counted(BY_TORCH, *models).items():
         assert forward(name, dict(models)[name]) == pytest.approx(flops, rel=0.01), name
 
@@ -79,9 +89,9 @@ def test_every_layer_with_a_weight_has_a_cost(model):
     row, size = MODELS[model], 64
     layers = [name.rpartition(".")[0] for name in row.shapes(size, 10) if name.endswith(".weight")]
     costs = layer_costs(model, size, 10)
-    assert [cost.name for cost in costs] == layers
+    assert [cost.name for cost in costs] == [*layers, *row.attention(size)]
     assert all(cost.values_moved > 0 for cost in costs)
-    assert set(row.sides(size)) == set(layers)
+    assert set(row.positions(size)) == set(layers)
 
 
 def test_a_convolution_and_a_normalisation_by_hand():

@@ -60,6 +60,6 @@ def test_a_run_of_a_library_is_not_followed_by_another_framework():
 
 @pytest.mark.torch
 def test_the_name_that_people_type_is_answered():
-    refused = invoke("run", "torch:single", "--model", "ResNet50")
+    refused = invoke("run", "torch:single", "--model", "ResNet101")
     assert refused.code == 2
-    assert "it is not built in; torchvision:resnet50 trains it in torch alone" in refused.stderr
+    assert "it is not built in; torchvision:resnet101 trains it in torch alone" in refused.stderr

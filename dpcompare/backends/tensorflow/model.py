@@ -334,7 +334,10 @@ def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
             layout = AS_IT_IS
             if variable.name != "bias":
                 layout = next((known for kind, known in _LAYOUTS if isinstance(layer, kind)), AS_IT_IS)
-            yield MappedVariable(f"{layer_name(model, layer)}.{tensor_name(variable.name)}", variable, layout)
+            name = layer_name(model, layer)
+            # A layer that is nothing but a tensor, such as `cls_token`, has it under its own name.
+            kind = "" if variable.name == layer.name else f".{tensor_name(variable.name)}"
+            yield MappedVariable(f"{name}{kind}", variable, layout)
 
 
 _LAYOUTS = (

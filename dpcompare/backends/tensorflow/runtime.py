@@ -86,7 +86,7 @@ def has_fixed_algorithms(config: RunConfig) -> bool:
 def libraries(config: RunConfig) -> dict[str, str]:
     """The compiler that built TensorFlow, and the versions of what it computes with on GPUs."""
     built = tf.sysconfig.get_build_info()
-    found = {"compiler": PurePath(built.get("cpu_compiler", "")).name}
+    found: dict[str, str | None] = {"compiler": PurePath(built.get("cpu_compiler", "")).name}
     if config.cluster.device_type == "gpu":
         found |= {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
     return {name: str(version) for name, version in found.items() if version}

@@ -53,7 +53,7 @@ class StagedModel(nn.Module):
         ]
         for device, layers in self._stages:
             for name in (name for layer in layers for name in prefixes[layer]):
-                model.get_submodule(name).to(device)
+                _move(model, name, device)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         layers = layers_of(self.model)
@@ -63,3 +63,12 @@ class StagedModel(nn.Module):
             for number in numbers:
                 x = layers[number](x)
         return x.to(images.device)
+
+
+def _move(model: nn.Module, name: str, device: torch.device) -> None:
+    """Move a layer, or a tensor of the model itself, to a device."""
+    own = dict(model.named_parameters(recurse=False))
+    if name in own:
+        own[name].data = own[name].data.to(device)
+    else:
+        model.get_submodule(name).to(device)

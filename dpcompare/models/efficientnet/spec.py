@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, batch_norm, biased, halved
+from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, batch_norm, biased, halved, squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ def _efficientnet_row(scale: str) -> ModelSpec:
         # Trained on ImageNet-1k alone, with these pixel statistics, and there for B0 to B7. Keras's own files come from
         # other checkpoints and are never mixed with these.
         published=f"tf_efficientnet_{scale}.aa_in1k",
-        sides=lambda image_size: dict(_efficientnet_sides(depth, image_size)),
+        positions=lambda image_size: squares(_efficientnet_sides(depth, image_size)),
         keras_layer_name=keras_layer_name,
         zero_gradients=_zero_gradients,
     )

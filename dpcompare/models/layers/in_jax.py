@@ -56,7 +56,7 @@ class Layers:
 
     def convolution(self, name: str, x: jax.Array, *, stride: int = 1, padding: Padding = "SAME") -> jax.Array:
         """A convolution of (rows, height, width, channels); depthwise if each filter has one channel of several."""
-        x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
+        x, weight = x.astype(self._dtype), self.tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
         if depthwise and self._depthwise_as_shifts and padding == "SAME":
@@ -71,12 +71,12 @@ class Layers:
                 feature_group_count=num_channels if depthwise else 1,
             )
         if f"{name}.bias" in self._tensors:
-            x = x + self._tensor(f"{name}.bias")
+            x = x + self.tensor(f"{name}.bias")
         return self._keep(name, x)
 
     def dense(self, name: str, x: jax.Array) -> jax.Array:
-        product = x.astype(self._dtype) @ self._tensor(f"{name}.weight").T
-        return self._keep(name, product + self._tensor(f"{name}.bias"))
+        product = x.astype(self._dtype) @ self.tensor(f"{name}.weight").T
+        return self._keep(name, product + self.tensor(f"{name}.bias"))
 
     def batch_norm(self, name: str, features: jax.Array) -> jax.Array:
         """BatchNorm by the batch of this replica, or of all on the axis; the running variance takes the biased one."""
@@ -94,6 +94,14 @@ class Layers:
         factor = scale * lax.rsqrt(variance + self._epsilon)
         return self._keep(name, (x * factor + (shift - mean * factor)).astype(features.dtype))
 
+    def layer_norm(self, name: str, features: jax.Array, *, epsilon: float) -> jax.Array:
+        """LayerNorm over the last axis (Ba et al. 2016), with the biased variance."""
+        scale, shift = self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"]
+        x = features.astype(scale.dtype)  # in bfloat16, statistics still are float32
+        mean = x.mean(-1, keepdims=True)
+        variance = jnp.square(x - mean).mean(-1, keepdims=True)
+        return self._keep(name, ((x - mean) * lax.rsqrt(variance + epsilon) * scale + shift).astype(features.dtype))
+
     def _moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = (0, 1, 2)
         if self._axis_name is None:
@@ -109,7 +117,8 @@ class Layers:
             return x
         return x * drop_factors(self._drop_masks[:, self._columns[name]], x)
 
-    def _tensor(self, name: str) -> jax.Array:
+    def tensor(self, name: str) -> jax.Array:
+        """A tensor in the type in which products are computed."""
         return self._tensors[name].astype(self._dtype)
 
     def _keep(self, name: str, features: jax.Array) -> jax.Array:
@@ -136,6 +145,11 @@ def _depthwise_by_shifts(x: jax.Array, weight: jax.Array, stride: int) -> jax.Ar
         last = (rows, i + (tall - 1) * stride + 1, j + (wide - 1) * stride + 1, channels)
         total = total + lax.slice(x, (0, i, j, 0), last, (1, stride, stride, 1)) * weight[:, 0, i, j]
     return total
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """The largest of every 2 x 2 positions."""
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 Forward = Callable[[Layers, jax.Array], jax.Array]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import jax
-from jax import lax
-from jax import numpy as jnp
 
-from dpcompare.models.layers.in_jax import Forward, Layers
+from dpcompare.models.layers.in_jax import Forward, Layers, max_pool
 
 
 def build(name: str, image_size: int, num_classes: int) -> Forward:
@@ -15,14 +13,10 @@ def build(name: str, image_size: int, num_classes: int) -> Forward:
 
 
 def _toy_cnn(layers: Layers, images: jax.Array) -> jax.Array:
-    x = _max_pool(jax.nn.relu(layers.convolution("conv1", images, padding="VALID")))
-    x = _max_pool(jax.nn.relu(layers.convolution("conv2", x, padding="VALID")))
+    x = max_pool(jax.nn.relu(layers.convolution("conv1", images, padding="VALID")))
+    x = max_pool(jax.nn.relu(layers.convolution("conv2", x, padding="VALID")))
     x = jax.nn.relu(layers.dense("fc1", x.reshape(len(x), -1)))
     return layers.dense("fc3", jax.nn.relu(layers.dense("fc2", x)))
-
-
-def _max_pool(x: jax.Array) -> jax.Array:
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def _toy_bn(layers: Layers, images: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, batch_norm, biased, halved
+from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, batch_norm, biased, halved, squares
 
 
 def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
@@ -17,10 +17,10 @@ def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
     yield from biased("fc3", (num_classes, 84))
 
 
-def _toy_cnn_sides(image_size: int) -> dict[str, tuple[int, int]]:
+def _toy_cnn_sides(image_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
     pooled = (image_size - 4) // 2
-    dense = dict.fromkeys(("fc1", "fc2", "fc3"), (1, 1))
-    return {"conv1": (image_size, image_size - 4), "conv2": (pooled, pooled - 4), **dense}
+    yield from (("conv1", (image_size, image_size - 4)), ("conv2", (pooled, pooled - 4)))
+    yield from ((dense, (1, 1)) for dense in ("fc1", "fc2", "fc3"))
 
 
 def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
@@ -34,13 +34,12 @@ def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
     yield from biased("classifier", (num_classes, 8))
 
 
-def _toy_bn_sides(image_size: int) -> dict[str, tuple[int, int]]:
+def _toy_bn_sides(image_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
     stem = halved(image_size, 2)
     side = halved(stem, 2)
-    return {
-        **{"conv_stem": (image_size, stem), "bn1": (stem, stem), "conv_dw": (stem, side), "bn2": (side, side)},
-        **{"conv_pwl": (side, side), "bn3": (side, side), "classifier": (1, 1)},
-    }
+    yield from (("conv_stem", (image_size, stem)), ("bn1", (stem, stem)))
+    yield from (("conv_dw", (stem, side)), ("bn2", (side, side)))
+    yield from (("conv_pwl", (side, side)), ("bn3", (side, side)), ("classifier", (1, 1)))
 
 
 def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
@@ -55,7 +54,7 @@ SPECS = {
         min_image_size=32,
         shapes=lambda size, classes: dict(_toy_cnn(size, classes)),
         layers=(("conv1",), ("conv2",), ("fc1",), ("fc2",), ("fc3",)),
-        sides=_toy_cnn_sides,
+        positions=lambda size: squares(_toy_cnn_sides(size)),
     ),
     "toy-bn": ModelSpec(
         family="toys",
@@ -69,14 +68,14 @@ SPECS = {
             Drop(name="drop_path", kind="stochastic depth", rate=0.2),
             Drop(name="dropout", kind="dropout", rate=0.25, features=8),
         ),
-        sides=_toy_bn_sides,
+        positions=lambda size: squares(_toy_bn_sides(size)),
     ),
     "mlp": ModelSpec(
         family="toys",
         min_image_size=1,
         shapes=lambda size, classes: dict(_mlp(size, classes)),
         layers=(("fc1",), ("fc2",)),
-        sides=lambda image_size: {"fc1": (1, 1), "fc2": (1, 1)},
+        positions=lambda image_size: {"fc1": (1, 1), "fc2": (1, 1)},
         clip_norm_of_verify=14.0,
         drops=(Drop(name="dropout", kind="dropout", rate=0.5, features=512),),
     ),

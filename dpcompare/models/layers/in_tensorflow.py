@@ -1,0 +1,53 @@
+"""Layers that Keras has not, which the models in TensorFlow are made of."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from dpcompare.system.type_names import FrameworkArray, PassedOn
+
+
+class ClassToken(keras.layers.Layer):
+    """The token of the class before those of the patches."""
+
+    def build(self, shape: tuple[int | None, int, int]) -> None:
+        self.token = self.add_weight(shape=(1, 1, shape[-1]), name=self.name)
+
+    def call(self, x: FrameworkArray) -> FrameworkArray:
+        token = keras.ops.cast(self.token, x.dtype)
+        repeated = keras.ops.broadcast_to(token, (keras.ops.shape(x)[0], 1, x.shape[-1]))
+        return keras.ops.concatenate([repeated, x], axis=1)
+
+
+class PositionEmbedding(keras.layers.Layer):
+    """A learned vector added to each token."""
+
+    def build(self, shape: tuple[int | None, int, int]) -> None:
+        self.embedding = self.add_weight(shape=(1, *shape[1:]), name=self.name)
+
+    def call(self, x: FrameworkArray) -> FrameworkArray:
+        return x + keras.ops.cast(self.embedding, x.dtype)
+
+
+class Attention(keras.layers.Layer):
+    """Scaled dot products of queries, keys and values that come in one tensor, in this order (Vaswani et al. 2017)."""
+
+    def __init__(self, head_width: int, **options: PassedOn) -> None:
+        super().__init__(**options)
+        self._head_width = head_width
+
+    def call(self, x: FrameworkArray) -> FrameworkArray:
+        tokens, width = x.shape[1], x.shape[2] // 3
+        parts = keras.ops.reshape(x, (-1, tokens, 3, width // self._head_width, self._head_width))
+        heads = keras.ops.dot_product_attention(parts[:, :, 0], parts[:, :, 1], parts[:, :, 2])
+        return keras.ops.reshape(heads, (-1, tokens, width))
+
+
+class Gelu(keras.layers.Layer):
+    """By the error function, not by tanh."""
+
+    def call(self, x: FrameworkArray) -> FrameworkArray:
+        # Not tf.nn.gelu, whose root of 2 is float32 where all else is float64.
+        return 0.5 * x * (1 + keras.ops.erf(x / math.sqrt(2)))

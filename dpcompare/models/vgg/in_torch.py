@@ -1,0 +1,57 @@
+"""VGG as a torch module, whose parameters have torchvision's names.
+
+timm's computes its hidden layers as convolutions; torchvision's averages to 7 x 7 positions whatever the image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from torch import nn
+
+from dpcompare.models.layers.in_torch import Layer, Layered
+from dpcompare.models.vgg.spec import HIDDEN, STAGES, last_side, stages
+
+DROP_PLACES: Mapping[str, str] = {}
+"""Every drop is a layer of its name."""
+
+
+def build(name: str, image_size: int, num_classes: int) -> nn.Module:
+    """A model, with weights that are still to be replaced by the initial ones."""
+    return Vgg(image_size, num_classes)
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """What a model does, cut between its layers."""
+    assert isinstance(model, Layered)
+    return model.layers()
+
+
+class Vgg(Layered):
+    """Stages of 3x3 convolutions, each followed by a max-pooling, and three dense layers."""
+
+    def __init__(self, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*_features())
+        self.flatten = nn.Flatten()
+        self.classifier = nn.Sequential(
+            *(nn.Linear(last_side(image_size) ** 2 * STAGES[-1][-1], HIDDEN), nn.ReLU(), nn.Identity()),
+            *(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Identity()),
+            nn.Linear(HIDDEN, num_classes),
+        )
+        modules = [*self.features, self.flatten, *self.classifier]
+        self._starts = [index for index, each in enumerate(modules) if isinstance(each, nn.Conv2d | nn.Linear)]
+
+    def layers(self) -> list[Layer]:
+        modules = [*self.features, self.flatten, *self.classifier]
+        # Not by the kinds of modules: a stage of a pipeline has others in the place of what it does not compute.
+        borders = [*self._starts, len(modules)]
+        return [nn.Sequential(*modules[begin:end]) for begin, end in pairwise(borders)]
+
+
+def _features() -> Iterator[nn.Module]:
+    for stage in stages():
+        for _, channels_in, channels_out in stage:
+            yield from (nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.ReLU())
+        yield nn.MaxPool2d(2)
