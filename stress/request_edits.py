@@ -168,22 +168,21 @@ NUMPY_MODE = """MODES: dict[tuple[str, str], Mode] = {
 
 REQUESTS: dict[str, Request] = {
     "model": Request(
-        title="ResNet-50 in three frameworks",
+        title="AlexNet in three frameworks",
         edits=(
             Edit(
                 "dpcompare/models/architectures.py",
-                "from dpcompare.models import efficientnet, toys\n",
-                "from dpcompare.models import efficientnet, resnet, toys\n",
+                "from dpcompare.models import efficientnet, resnet, toys, vgg, vit\n",
+                "from dpcompare.models import alexnet, efficientnet, resnet, toys, vgg, vit\n",
             ),
-            Edit("dpcompare/models/architectures.py", "**toys.SPECS}", "**resnet.SPECS, **toys.SPECS}"),
+            Edit("dpcompare/models/architectures.py", "**toys.SPECS}", "**alexnet.SPECS, **toys.SPECS}"),
         ),
         shown_by=(
-            (*DPCOMPARE, "run", "torch:single", "--model", "resnet50", "--image-size", "32", "--steps", "2"),
-            (*DPCOMPARE, "run", "jax:single", "--model", "resnet50", "--image-size", "32", "--steps", "2"),
-            (*DPCOMPARE, "run", "tensorflow:single", "--model", "resnet50", "--image-size", "32", "--steps", "2"),
+            (*DPCOMPARE, "run", "torch:single", "--model", "alexnet", "--image-size", "64", "--steps", "2"),
+            (*DPCOMPARE, "run", "jax:single", "--model", "alexnet", "--image-size", "64", "--steps", "2"),
+            (*DPCOMPARE, "run", "tensorflow:single", "--model", "alexnet", "--image-size", "64", "--steps", "2"),
         ),
-        says="a run in each framework. In float64 `verify` finds logits within 4e-15 and gradients within 1e-13; its "
-        "tolerances of several steps, made for EfficientNet, do not hold",
+        says="a run in each framework",
     ),
     "interpreter": Request(
         title="an interpreter per arm",

@@ -34,6 +34,7 @@ from dpcompare.results.run_dir import CONFIG_FILE
 from tests.support.command import invoke
 from tests.support.contenders import ALL, BOTH
 from tests.support.faults import FAULTS
+from tests.support.model_traps import RESNET, TRAPS, VGG, VIT
 
 OF_JAX = ("single", "spmd", "multiprocess")
 
@@ -115,6 +116,20 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
     assert [check.name for check in checks if not check.passed] == []
     assert ("regularization" in {check.name for check in checks}) == ("regularization" in asked)
     assert {check.name for check in checks} <= set(TOLERANCES)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [RESNET, VGG, VIT], ids=lambda model: model["model"])
+def test_the_models_of_papers_pass_every_check_in_three_frameworks(healthy, model):
+    """The control of `TRAPS`."""
+    asked = {"frameworks": ("torch", "tensorflow", "jax"), "modes": ("single",), **model}
+    chosen = group(1, "sgd", **asked)
+    sides = [healthy(1, "sgd", number, **asked) for number in range(3)]
+    assert [side.contender.framework for side in sides] == ["torch", "tensorflow", "jax"]
+    assert [check for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 
 
 OTHERS = ("single", "ddp", "pipeline", "ddp-stages", "fsdp", "fabric", "accelerate", "parameter-server")
@@ -415,12 +430,12 @@ SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
     "name",
     [
         pytest.param(name, marks=pytest.mark.jax if fault.framework == "jax" else pytest.mark.tensorflow)
-        for name, fault in FAULTS.items()
+        for name, fault in (FAULTS | TRAPS).items()
     ],
 )
 @pytest.mark.usefixtures("warm")
 def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
-    fault = FAULTS[name]
+    fault = (FAULTS | TRAPS)[name]
     asked = dict(fault.workload)
     if fault.framework == "jax":
         asked |= {"frameworks": ("torch", "jax"), "modes": ("single", "ddp", "spmd")}

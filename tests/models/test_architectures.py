@@ -84,7 +84,8 @@ def test_initial_values_of_vit_are_truncated():
         assert weights[name].std() == pytest.approx(0.02, rel=0.05)
         assert np.abs(weights[name]).max() <= 2 * 0.02 / 0.8796 * 1.0001
     assert weights["patch_embed.proj.weight"].std() == pytest.approx(1 / math.sqrt(3 * 16 * 16), rel=0.02)
-    assert (weights["norm.weight"] == 1).all() and not weights["norm.bias"].any()
+    assert (weights["norm.weight"] == 1).all()
+    assert not weights["norm.bias"].any()
 
 
 @pytest.mark.parametrize(
