@@ -123,7 +123,7 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [RESNET, VGG, VIT], ids=lambda model: model["model"])
-def test_the_models_of_papers_pass_every_check_in_three_frameworks(healthy, model):
+def test_models_of_papers_pass_every_check(healthy, model):
     """The control of `TRAPS`."""
     asked = {"frameworks": ("torch", "tensorflow", "jax"), "modes": ("single",), **model}
     chosen = group(1, "sgd", **asked)
