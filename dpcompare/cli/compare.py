@@ -96,6 +96,9 @@ def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
     accept_or_refuse(study, out, retry_failed=options.retry_failed, accepts=options.accept_changed)
     page = LivePage(out, options.html) if options.html else None
     study = prepared(study)
+    for line in dict.fromkeys(arm.config.workload.without_effect for arm in study.arms):
+        if line:
+            click.echo(line, err=True)
     with _interruption_reported(out, options), hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))

@@ -53,8 +53,9 @@ def run(
     options = with_named_mode(context, named_mode, values)
     if resume is None:
         config = as_remembered(build_config(options))
-        if chosen := chosen_topology(options, config):
-            click.echo(chosen, err=True)
+        for line in (chosen_topology(options, config), config.workload.without_effect):
+            if line:
+                click.echo(line, err=True)
         run_dir = options.run_dir or runner.default_run_dir(config)
         if is_study(run_dir):
             raise RequestError(

@@ -369,6 +369,13 @@ class Workload(Config):
         raise_problems(problems)
         return self
 
+    @property
+    def without_effect(self) -> str | None:
+        """A line about an option that the model does not act upon; None if there is none."""
+        if self.batchnorm == "sync" and not is_custom(self.model) and model_of(self.model).batchnorm_stride is None:
+            return f"--batchnorm sync has no effect: {self.model} has no BatchNorm"
+        return None
+
     def batchnorm_values(self, rows: int) -> int | None:
         """Values per channel in the smallest batch-normalised feature map of `rows` images."""
         stride = model_of(self.model).batchnorm_stride

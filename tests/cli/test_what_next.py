@@ -74,6 +74,13 @@ def test_devices_that_nobody_asked_for_are_told(monkeypatch):
     assert not any(line.startswith("on ") for line in said_after(monkeypatch, "torch:ddp", "--nodes", "2"))
 
 
+def test_synchronized_batchnorm_of_a_model_without_any_is_told(monkeypatch):
+    told = "--batchnorm sync has no effect: {} has no BatchNorm"
+    asked = ("torch:ddp", "--nodes", "2", "--image-size", "32", "--batchnorm", "sync", "--model")
+    assert told.format("vit-ti16") in said_after(monkeypatch, *asked, "vit-ti16")
+    assert told.format("resnet18") not in said_after(monkeypatch, *asked, "resnet18")
+
+
 def test_every_option_that_is_proposed_is_one_of_a_study():
     shared = {parameter.name for parameter in compare.params}
     from dpcompare.cli.options import OPTIONS
