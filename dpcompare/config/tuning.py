@@ -72,7 +72,7 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
             native={"cpu": "views", "gpu": "views"},
             modes=("ddp",),
         ),
-        # Minutes before the first step, then 0.9 to 1.3 times as fast (docs/performance.md): where it pays, autotune
+        # Minutes before the first step, then 0.9 to 1.1 times as fast (docs/performance.md): where it pays, autotune
         # finds and remembers it. GPUs: unmeasured.
         "compilation": TuningOption(
             values=("none", "torch.compile"),

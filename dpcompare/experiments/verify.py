@@ -30,7 +30,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.signals import terminated_as_interrupted
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
-# see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
+# see docs/evidence/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
 TOLERANCES: dict[str, Tolerances] = {
     "weight round trip": {"float32": 0.0, "float64": 0.0},
     "sample order": {"float32": 0.0, "float64": 0.0},
