@@ -130,7 +130,7 @@ class Description:
     switches: Sequence[str] = ()
     """What changes speed and the framework has otherwise than by default, in words: anomaly detection, a profiler."""
     libraries: dict[str, str] = field(default_factory=dict)
-    """Versions of what a framework computes with and was built with: compiler, onednn, cuda, cudnn, nccl, driver."""
+    """Versions of what a framework computes with and was built with: gcc, onednn, cuda, cudnn, nccl, driver."""
 
     def with_settings(self, **settings: Any) -> Description:
         """The same with these settings added, or in the place of those of the same names."""

@@ -55,7 +55,9 @@ class UpdateRules:
 
 
 def decays(num_dimensions: int) -> bool:
-    """Whether weight decay applies to a parameter: to kernels, not to biases and BatchNorm's scales and shifts.
+    """Whether weight decay applies to a parameter: to kernels, not to biases, scales and shifts.
+
+    The token and the positions of ViT, which have more axes than one, decay too; timm excludes them.
 
     He et al. 2019, "Bag of Tricks for Image Classification with Convolutional Neural Networks", section 3.1.
     """

@@ -48,7 +48,8 @@ def gpu_defaults(
     batch = max(1, images // multiple) * multiple
     defaults: dict[str, Any] = {"dataset": DATASET, "global_batch_size": batch, **_length(given)}
     if native := [size for name in models if (size := model_of(name).native_image_size)]:
-        defaults["image_size"] = max(native)
+        unit = math.lcm(*(model_of(name).multiple_of for name in models))
+        defaults["image_size"] = max(native) // unit * unit
     return {name: value for name, value in defaults.items() if name not in given}
 
 

@@ -82,8 +82,8 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar="random|imagenet|FILE",
-            help="FILE: safetensors with the names of timm, or a Keras file; a classifier for other classes is drawn "
-            "afresh.",
+            help="FILE: safetensors with the names of timm or torchvision, or a Keras file; a classifier for other "
+            "classes is drawn afresh.",
         ),
     )
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""

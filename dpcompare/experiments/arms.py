@@ -19,6 +19,7 @@ from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import num_training_images
 from dpcompare.launch.run import require_environment
 from dpcompare.models.architectures import model_of
+from dpcompare.models.costs import training_flops
 from dpcompare.results.result import RunResult
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.terminal_text import pluralize
@@ -257,8 +258,9 @@ def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | N
     return total, "from earlier rounds" if everything_known else "a rough guess until every arm has run once"
 
 
-# Images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
+# Images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores, and what one takes in training.
 _IMAGES_PER_CORE_SECOND = 50.0
+_FLOPS_PER_IMAGE = 0.33e9
 # Of a GPU only guessed: some 300 images/s at 260 px, and kernels that are chosen or compiled first.
 _GPU_START_SECONDS = 60.0
 _IMAGES_PER_GPU_SECOND = 300.0 * (260 / 64) ** 2
@@ -272,7 +274,9 @@ def _guess_seconds(config: RunConfig) -> float:
     else:
         start = FRAMEWORKS[config.framework].cpu_start_seconds
         per_second = _IMAGES_PER_CORE_SECOND * sum(node.num_cores for node in config.cluster.nodes)
-    size = (workload.image_size / 64) ** 2 if model_of(workload.model).is_big else 0.05
+    # A custom model is taken for a small one.
+    work = training_flops(workload.model, workload.image_size, 10) if model_of(workload.model).is_big else None
+    size = work / _FLOPS_PER_IMAGE if work else 0.05
     slower = 8.0 if workload.precision == "float64" else 1.0
     images = num_steps * workload.global_batch_size
     return start + images * size * slower / per_second

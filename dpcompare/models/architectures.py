@@ -26,10 +26,9 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
     if image_size < model.min_image_size:
         yield f"image_size: received {image_size}, but {name} needs at least {model.min_image_size} pixels"
     elif rest := image_size % model.multiple_of:
-        fitting = f"{image_size - rest} or {image_size - rest + model.multiple_of}"
         yield (
-            f"image_size: received {image_size}, but the patches of {name} have {model.multiple_of} pixels on a side; "
-            f"expected a multiple of it, such as {fitting}"
+            f"image_size: received {image_size}, but {name} needs a multiple of {model.multiple_of} pixels; expected "
+            f"one such as {image_size - rest} or {image_size - rest + model.multiple_of}"
         )
     if regularization == "shared" and not model.drops and model is not CUSTOM:
         regularized = [other for other, row in MODELS.items() if row.drops]
@@ -42,6 +41,11 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
         yield (
             f"weights: received imagenet, but none are published for {name}; expected random or a file, or one of the "
             f"models {', '.join(published)}"
+        )
+    elif weights == "imagenet" and model.published_image_size not in (None, image_size):
+        yield (
+            f"image_size: received {image_size}, but the published weights of {name} are for "
+            f"{model.published_image_size} pixels; expected that size, or --weights random"
         )
 
 

@@ -57,20 +57,19 @@ def _of_resnet(name: str, shape: Shape, generator: np.random.Generator) -> Value
 
 
 def _of_vgg(name: str, shape: Shape, generator: np.random.Generator) -> Value:
-    """torchvision: convolutions as `_of_resnet`, dense weights normal with standard deviation 0.01 (Simonyan and
-    Zisserman 2015, section 3.1)."""
+    """torchvision: convolutions as `_of_resnet`, dense weights normal with standard deviation 0.01."""
     if _is_convolution(shape):
         return _of_resnet(name, shape, generator)
     return _normal(shape, 0.01, generator) if len(shape) == 2 else _constant(name, shape)
 
 
 def _of_vit(name: str, shape: Shape, generator: np.random.Generator) -> Value:
-    """Touvron et al. 2021 ("DeiT") and timm: class token, positions and dense weights are normal with standard
-    deviation 0.02, truncated at two of them. The projection of patches has variance 1 / fan_in, as in the reference
-    code of Dosovitskiy et al. 2021 (LeCun's rule)."""
+    """DeiT's code (Touvron et al. 2021): class token, positions and dense weights are normal with standard deviation
+    0.02; it truncates at 2, a hundred of them away. The projection of patches has variance 1 / fan_in, truncated at two
+    standard deviations, as in the reference code of Dosovitskiy et al. 2021 (LeCun's rule)."""
     if _is_convolution(shape):
         return _truncated_normal(shape, 1 / math.sqrt(math.prod(shape[1:])), generator)
-    return _constant(name, shape) if len(shape) == 1 else _truncated_normal(shape, 0.02, generator)
+    return _constant(name, shape) if len(shape) == 1 else _normal(shape, 0.02, generator)
 
 
 _RULES: dict[InitialValues, Callable[[str, Shape, np.random.Generator], Value]] = {

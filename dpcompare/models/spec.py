@@ -1,7 +1,7 @@
 """What all frameworks share of a model: names and shapes of its tensors, and what verification must know of it.
 
-Tensor names are those of timm's checkpoints, layouts are (out, in, height, width) for convolutions and (out, in) for
-dense layers.
+Tensor names are those of timm's checkpoints, or of torchvision's. Layouts are (out, in, height, width) for convolutions
+and (out, in) for dense layers.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class ModelSpec:
     """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
     published: str | None = None
     """timm's name of published ImageNet weights."""
+    published_image_size: int | None = None
+    """Image side in pixels that these are for, if tensors depend on it."""
     positions: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
     """image_size -> layer -> the positions of the features that enter it and that leave it: pixels of a feature map,
     tokens, 1 where they are flat. What a layer costs follows from these and its shapes, see `dpcompare.models.costs`.

@@ -31,7 +31,9 @@ FETCH_TIMEOUT_SECONDS = 30
 CONVERSION = 1
 """Number of the rule by which files become weights, so that no cached file of another rule is taken for it."""
 
-EXPECTED = "a safetensors file with timm's names, or a Keras weights file (.weights.h5, .keras or .h5)"
+EXPECTED = (
+    "a safetensors file with the names of timm or torchvision, or a Keras weights file (.weights.h5, .keras or .h5)"
+)
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError)
 """What reading a file raises that is damaged, or none."""

@@ -111,6 +111,7 @@ def test_a_mode_runs_and_records_what_it_was(launched, arm):
         assert result.compiled_steps == ([1] if framework == "tensorflow" else [])
     assert (result.nodes[0].load is None) == bool(row.roles)
     assert framework in result.versions
+    assert {"torch": "onednn", "tensorflow": "compiler"}.get(framework, framework) in result.versions
     assert len(result.device_names) == nodes * devices
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
     for node in range(nodes):

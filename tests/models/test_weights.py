@@ -377,7 +377,10 @@ BROKEN = {
         ("a transposed head", r"does not fit toy-bn: classifier.weight has shape \(8, 10\), expected \(10, 8\);"),
         ("damaged HDF5", "cannot be read"),
         ("two models", "holds conv_stem.weight twice"),
-        ("no weights at all", "cannot be read .*expected a safetensors file with timm's names, or a Keras"),
+        (
+            "no weights at all",
+            "cannot be read .*expected a safetensors file with the names of timm or torchvision",
+        ),
         ("a pickle of torch", "cannot be read .*expected a safetensors file"),
         ("another model", "does not fit toy-bn: conv_stem.weight is missing.* and 14 more"),
         ("a tensor too many", "does not fit toy-bn: extra.weight is not one of its tensors;"),

@@ -8,10 +8,13 @@ from typing import Any
 from tests.support.faults import LOSSES, Fault
 
 RESNET: Mapping[str, Any] = {"model": "resnet18", "image_size": 32, "steps": 3}
+"""The smallest that shows it: one position is left behind the last stage."""
 BOTTLENECKS: Mapping[str, Any] = RESNET | {"model": "resnet50"}
 VGG: Mapping[str, Any] = {"model": "vgg16", "image_size": 64, "steps": 2}
+"""With several positions to flatten."""
 VIT: Mapping[str, Any] = {"model": "vit-ti16", "image_size": 32, "steps": 3}
 
+# Name -> the fault, which `verify` must name.
 TRAPS = {
     "ResNet-50 v1: strides in the first convolution of a bottleneck": Fault(
         framework="tensorflow",
@@ -47,6 +50,7 @@ module.model_of = lambda name: replace(model_of(name), batchnorm_epsilon=1.001e-
         module="models.resnet.in_tensorflow",
         inject="""
 normed = module._normed
+# In front of a convolution that sees one position, which is as good as a bias behind it.
 def biased(each, x):
     return normed(each, x) if each.norm != "layer4.1.bn2" else normed(each, module.keras.layers.Rescaling(1, 0.1)(x))
 module._normed = biased

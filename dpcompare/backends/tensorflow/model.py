@@ -32,6 +32,7 @@ from dpcompare.models.layer_matching import (
     same_padding,
     window_settings,
 )
+from dpcompare.models.layers.in_tensorflow import OwnTensor
 from dpcompare.models.spec import (
     IMAGE_CHANNELS,
     IMAGE_DIMENSIONS,
@@ -205,7 +206,11 @@ def layer_outputs(model: keras.Model) -> dict[str, FrameworkArray]:
     """Framework-neutral name of each layer with weights -> what it gives in this model."""
     # Not layer.output: of a layer that is in two models, as those of `_with_shared_drops` are, that is of the first.
     given = {node.operation.name: node.output_tensors[0] for node in _nodes(model)}
-    return {layer_name(model, layer): given[layer.name] for layer in model.layers if layer.weights}
+    return {
+        layer_name(model, layer): given[layer.name]
+        for layer in model.layers
+        if layer.weights and not isinstance(layer, OwnTensor)
+    }
 
 
 def _nodes(model: keras.Model) -> Iterator[Any]:
@@ -335,8 +340,7 @@ def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
             if variable.name != "bias":
                 layout = next((known for kind, known in _LAYOUTS if isinstance(layer, kind)), AS_IT_IS)
             name = layer_name(model, layer)
-            # A layer that is nothing but a tensor, such as `cls_token`, has it under its own name.
-            kind = "" if variable.name == layer.name else f".{tensor_name(variable.name)}"
+            kind = "" if isinstance(layer, OwnTensor) else f".{tensor_name(variable.name)}"
             yield MappedVariable(f"{name}{kind}", variable, layout)
 
 

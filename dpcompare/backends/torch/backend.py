@@ -261,7 +261,7 @@ class TorchBackend(Inspectable):
         hooks = [
             module.register_forward_hook(lambda module, inputs, output, name=name: outputs.setdefault(name, output))
             for name, module in self.model.named_modules()
-            if any(True for _ in module.parameters(recurse=False))
+            if name and any(True for _ in module.parameters(recurse=False))
         ]
         with torch.no_grad():
             self._local(batch.images)

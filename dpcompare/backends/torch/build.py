@@ -7,13 +7,15 @@ import re
 import torch
 
 _SAID = {
-    "compiler": r"^  - ((?:GCC|clang|Clang|MSVC)\S* [\d.]+)",
+    "gcc": r"^  - GCC ([\d.]+)",  # clang passes for one, too
+    "clang": r"^  - clang ([\d.]+)",
     "mkl": r"Math Kernel Library Version ([\d.]+)",
     "onednn": r"(?:MKL-DNN|oneDNN) v([\d.]+)",
     "blas": r"BLAS_INFO=(\w+)",
 }
 """Name -> where torch says it."""
 _USED = re.compile(r"\bUSE_(\w+)=(?:ON|1)\b")
+"""A library or a feature that is in the build."""
 
 
 def build_of_torch() -> dict[str, str]:

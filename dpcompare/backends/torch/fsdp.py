@@ -46,7 +46,9 @@ class FullyShardedDataParallel(DistributedDataParallel):
         return {**super().settings(), "optimizer_kernels": self.optimizer_kernels, "parameter_layout": "NCHW"}
 
     def messages(self, model: nn.Module) -> tuple[int, ...]:
-        return tuple(sum(_num_bytes(parameter) for parameter in layer.parameters()) for layer in _layers(model))
+        own = [_num_bytes(parameter) for parameter in model.parameters(recurse=False)]
+        of_layers = [sum(map(_num_bytes, layer.parameters())) for layer in _layers(model)]
+        return (sum(own), *of_layers) if own else tuple(of_layers)
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:

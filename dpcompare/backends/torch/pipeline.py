@@ -273,4 +273,6 @@ def _keep(model: nn.Module, kept: set[str], names: set[str]) -> None:
     """Take the layers of other stages out of a model, whose names stay."""
     for name in names - kept:
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, nn.Identity())
+        holder = model.get_submodule(parent)
+        # A parameter's place takes no module.
+        setattr(holder, child, None if child in dict(holder.named_parameters(recurse=False)) else nn.Identity())

@@ -56,7 +56,7 @@ class Layers:
 
     def convolution(self, name: str, x: jax.Array, *, stride: int = 1, padding: Padding = "SAME") -> jax.Array:
         """A convolution of (rows, height, width, channels); depthwise if each filter has one channel of several."""
-        x, weight = x.astype(self._dtype), self.tensor(f"{name}.weight")
+        x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
         if depthwise and self._depthwise_as_shifts and padding == "SAME":
@@ -71,12 +71,12 @@ class Layers:
                 feature_group_count=num_channels if depthwise else 1,
             )
         if f"{name}.bias" in self._tensors:
-            x = x + self.tensor(f"{name}.bias")
+            x = x + self._tensor(f"{name}.bias")
         return self._keep(name, x)
 
     def dense(self, name: str, x: jax.Array) -> jax.Array:
-        product = x.astype(self._dtype) @ self.tensor(f"{name}.weight").T
-        return self._keep(name, product + self.tensor(f"{name}.bias"))
+        product = x.astype(self._dtype) @ self._tensor(f"{name}.weight").T
+        return self._keep(name, product + self._tensor(f"{name}.bias"))
 
     def batch_norm(self, name: str, features: jax.Array) -> jax.Array:
         """BatchNorm by the batch of this replica, or of all on the axis; the running variance takes the biased one."""
@@ -117,8 +117,11 @@ class Layers:
             return x
         return x * drop_factors(self._drop_masks[:, self._columns[name]], x)
 
-    def tensor(self, name: str) -> jax.Array:
-        """A tensor in the type in which products are computed."""
+    def stored(self, name: str) -> jax.Array:
+        """A tensor in the type in which it is kept."""
+        return self._tensors[name]
+
+    def _tensor(self, name: str) -> jax.Array:
         return self._tensors[name].astype(self._dtype)
 
     def _keep(self, name: str, features: jax.Array) -> jax.Array:

@@ -9,26 +9,35 @@ import keras
 from dpcompare.system.type_names import FrameworkArray, PassedOn
 
 
-class ClassToken(keras.layers.Layer):
+class OwnTensor(keras.layers.Layer):
+    """A layer for one tensor that belongs to no other, and has the layer's name.
+
+    In mixed precision it computes in the type of its tensor, as torch does where it adds or joins two types.
+    """
+
+    def __init__(self, **options: PassedOn) -> None:
+        super().__init__(dtype=type_of_tensors(), **options)
+
+
+class ClassToken(OwnTensor):
     """The token of the class before those of the patches."""
 
     def build(self, shape: tuple[int | None, int, int]) -> None:
         self.token = self.add_weight(shape=(1, 1, shape[-1]), name=self.name)
 
     def call(self, x: FrameworkArray) -> FrameworkArray:
-        token = keras.ops.cast(self.token, x.dtype)
-        repeated = keras.ops.broadcast_to(token, (keras.ops.shape(x)[0], 1, x.shape[-1]))
+        repeated = keras.ops.broadcast_to(self.token, (keras.ops.shape(x)[0], 1, x.shape[-1]))
         return keras.ops.concatenate([repeated, x], axis=1)
 
 
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(OwnTensor):
     """A learned vector added to each token."""
 
     def build(self, shape: tuple[int | None, int, int]) -> None:
         self.embedding = self.add_weight(shape=(1, *shape[1:]), name=self.name)
 
     def call(self, x: FrameworkArray) -> FrameworkArray:
-        return x + keras.ops.cast(self.embedding, x.dtype)
+        return x + self.embedding
 
 
 class Attention(keras.layers.Layer):
@@ -51,3 +60,9 @@ class Gelu(keras.layers.Layer):
     def call(self, x: FrameworkArray) -> FrameworkArray:
         # Not tf.nn.gelu, whose root of 2 is float32 where all else is float64.
         return 0.5 * x * (1 + keras.ops.erf(x / math.sqrt(2)))
+
+
+def type_of_tensors() -> str:
+    """The type in which Keras keeps tensors now: in mixed precision a wider one than it computes products in."""
+    kept: str = keras.config.dtype_policy().variable_dtype
+    return kept

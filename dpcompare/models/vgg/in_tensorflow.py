@@ -14,10 +14,11 @@ def build(name: str, image_size: int, num_classes: int) -> keras.Model:
     x = images = keras.Input((image_size, image_size, IMAGE_CHANNELS))
     for stage in stages():
         for convolution, _, channels in stage:
-            x = layers.Conv2D(channels, 3, padding="same", activation="relu", name=convolution)(x)
+            x = layers.ReLU()(layers.Conv2D(channels, 3, padding="same", name=convolution)(x))
         x = layers.MaxPooling2D(2)(x)
     x = layers.Flatten()(layers.Permute((3, 1, 2))(x))
     *hidden, last = CLASSIFIER
     for dense, dropout in zip(hidden, DROPOUTS, strict=True):
-        x = layers.Dropout(DROPOUT_RATE, name=dropout)(layers.Dense(HIDDEN, activation="relu", name=dense)(x))
+        x = layers.ReLU()(layers.Dense(HIDDEN, name=dense)(x))
+        x = layers.Dropout(DROPOUT_RATE, name=dropout)(x)
     return keras.Model(images, layers.Dense(num_classes, name=last)(x))

@@ -5,9 +5,11 @@ timm's computes its hidden layers as convolutions; torchvision's averages to 7 x
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, Layered
@@ -40,14 +42,23 @@ class Vgg(Layered):
             *(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Identity()),
             nn.Linear(HIDDEN, num_classes),
         )
-        modules = [*self.features, self.flatten, *self.classifier]
-        self._starts = [index for index, each in enumerate(modules) if isinstance(each, nn.Conv2d | nn.Linear)]
+        # Not found again later: a stage of a pipeline has other modules in the place of what it does not compute.
+        products = [isinstance(each, nn.Conv2d | nn.Linear) for each in self._modules_in_order()]
+        self._starts = [index for index, is_product in enumerate(products) if is_product]
 
     def layers(self) -> list[Layer]:
-        modules = [*self.features, self.flatten, *self.classifier]
-        # Not by the kinds of modules: a stage of a pipeline has others in the place of what it does not compute.
+        modules = self._modules_in_order()
         borders = [*self._starts, len(modules)]
-        return [nn.Sequential(*modules[begin:end]) for begin, end in pairwise(borders)]
+        return [partial(_through, modules[begin:end]) for begin, end in pairwise(borders)]
+
+    def _modules_in_order(self) -> list[nn.Module]:
+        return [*self.features, self.flatten, *self.classifier]
+
+
+def _through(modules: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    for module in modules:
+        x = module(x)
+    return x
 
 
 def _features() -> Iterator[nn.Module]:

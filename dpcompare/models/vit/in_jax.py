@@ -19,9 +19,10 @@ def build(name: str, image_size: int, num_classes: int) -> Forward:
 def _vit(layers: Layers, images: jax.Array) -> jax.Array:
     x = layers.convolution("patch_embed.proj", images, stride=PATCH, padding="VALID")
     rows, width = len(x), x.shape[-1]
-    x = x.reshape(rows, -1, width)
-    class_token = jnp.broadcast_to(layers.tensor("cls_token"), (rows, 1, width))
-    x = jnp.concatenate([class_token, x], axis=1) + layers.tensor("pos_embed")
+    class_token = jnp.broadcast_to(layers.stored("cls_token"), (rows, 1, width))
+    # In bfloat16 the tokens stay float32, as torch has them: only products are narrower.
+    x = jnp.concatenate([class_token, x.reshape(rows, -1, width).astype(class_token.dtype)], axis=1)
+    x = x + layers.stored("pos_embed")
     for block in BLOCKS:
         attended = _attention(layers, f"{block}.attn", _normed(layers, f"{block}.norm1", x))
         x = x + layers.drop(f"{block}.drop_path1", attended)

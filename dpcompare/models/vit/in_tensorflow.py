@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from dpcompare.models.layers.in_tensorflow import Attention, ClassToken, Gelu, PositionEmbedding
+from dpcompare.models.layers.in_tensorflow import Attention, ClassToken, Gelu, PositionEmbedding, type_of_tensors
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.vit.spec import BLOCKS, HEAD_WIDTH, LAYER_NORM_EPSILON, MLP_RATIO, PATCH, SIZES, drops, num_tokens
 from dpcompare.system.type_names import FrameworkArray
@@ -23,7 +23,7 @@ def build(name: str, image_size: int, num_classes: int) -> keras.Model:
             made = branch(x, block, width)
             if drop in rates:
                 made = layers.Dropout(rates[drop], noise_shape=(None, 1, 1), name=drop)(made)
-            x = layers.Add()([x, made])
+            x = layers.Add(dtype=type_of_tensors())([x, made])
     x = _normalised(x, "norm")[:, 0]
     return keras.Model(images, layers.Dense(num_classes, name="head")(x))
 
@@ -39,4 +39,4 @@ def _mlp(x: FrameworkArray, block: str, width: int) -> FrameworkArray:
 
 
 def _normalised(x: FrameworkArray, name: str) -> FrameworkArray:
-    return keras.layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, name=name)(x)
+    return keras.layers.LayerNormalization(epsilon=LAYER_NORM_EPSILON, dtype=type_of_tensors(), name=name)(x)

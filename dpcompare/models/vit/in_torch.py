@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, import_timm
-from dpcompare.models.vit.spec import HEAD_WIDTH, MLP_RATIO, NUM_BLOCKS, PATCH, SIZES
+from dpcompare.models.vit.spec import MLP_RATIO, NUM_BLOCKS, PATCH, SIZES
 from dpcompare.system.type_names import FrameworkModel
 
 DROP_PLACES: Mapping[str, str] = {}
@@ -26,7 +26,7 @@ def build(name: str, image_size: int, num_classes: int) -> nn.Module:
         num_classes=num_classes,
         embed_dim=size.width,
         depth=NUM_BLOCKS,
-        num_heads=size.width // HEAD_WIDTH,
+        num_heads=size.num_heads,
         mlp_ratio=MLP_RATIO,
     )
     return model

@@ -12,6 +12,7 @@ from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, biased
 
 PATCH = 16
 """Pixels on a side of a patch, which becomes a token."""
+NATIVE_IMAGE_SIZE = 224
 NUM_BLOCKS = 12
 HEAD_WIDTH = 64
 """Features of each head of attention."""
@@ -90,7 +91,7 @@ def _row(size: Size) -> ModelSpec:
         is_big=True,
         min_image_size=PATCH,
         multiple_of=PATCH,
-        native_image_size=224,
+        native_image_size=NATIVE_IMAGE_SIZE,
         initial_values="vit",
         shapes=lambda image_size, num_classes: dict(_shapes(size.width, image_size, num_classes)),
         layers=(("cls_token", "pos_embed", "patch_embed"), *((block,) for block in BLOCKS), ("norm", "head")),
@@ -98,6 +99,7 @@ def _row(size: Size) -> ModelSpec:
         positions=lambda image_size: dict(_positions(image_size)),
         attention=lambda image_size: {f"{block}.attn": (num_tokens(image_size), size.width) for block in BLOCKS},
         published=size.published,
+        published_image_size=NATIVE_IMAGE_SIZE,
     )
 
 
