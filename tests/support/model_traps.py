@@ -146,7 +146,7 @@ module.jax.nn.gelu = lambda x, approximate: gelu(x)
         inject="module.jnp.promote_types = lambda one, other: module.jnp.float32",
         workload=VIT,
         caught_by="evaluation logits",
-        on_sheet=("first loss",),
+        on_sheet=("first evaluation loss",),
     ),
     "LayerNorm behind the branches": Fault(
         framework="torch",
