@@ -41,9 +41,9 @@ def _attention(layers: Layers, name: str, x: jax.Array) -> jax.Array:
     parts = layers.dense(f"{name}.qkv", x).reshape(rows, tokens, 3, width // HEAD_WIDTH, HEAD_WIDTH)
     queries, keys, values = parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
     # Not jax.nn.dot_product_attention, whose scores are float32 where all else is float64.
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = jnp.promote_types(parts.dtype, jnp.float32)
     scores = jnp.einsum("rqhf,rkhf->rhqk", queries, keys, preferred_element_type=wide) / math.sqrt(HEAD_WIDTH)
-    heads = jnp.einsum("rhqk,rkhf->rqhf", jax.nn.softmax(scores).astype(x.dtype), values)
+    heads = jnp.einsum("rhqk,rkhf->rqhf", jax.nn.softmax(scores).astype(parts.dtype), values)
     return layers.dense(f"{name}.proj", heads.reshape(rows, tokens, width))
 
 
