@@ -32,6 +32,8 @@ class Fault:
     """The check of verify that must fail; "run" where the run itself does. None for what changes no number."""
     on_sheet: tuple[str, ...] = ()
     """Settings of the fairness sheet that name it, perhaps among others; none where it names nothing."""
+    is_near_the_limit: bool = False
+    """Whether rounding decides if the sheet names it: what it moves is hardly more than the sheet allows."""
     replicas: int = 1
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workload without which it does not show, in addition to those of verify's small groups."""
