@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import indent
 from typing import Any
 
 from tests.support.faults import LOSSES, Fault
@@ -13,6 +14,20 @@ BOTTLENECKS: Mapping[str, Any] = RESNET | {"model": "resnet50"}
 VGG: Mapping[str, Any] = {"model": "vgg16", "image_size": 64, "steps": 2}
 """With several positions to flatten."""
 VIT: Mapping[str, Any] = {"model": "vit-ti16", "image_size": 32, "steps": 3}
+
+
+def built_otherwise(change: str) -> str:
+    """The body of an injection that changes the `model` that a family's module for torch builds."""
+    body = indent(change, "    ")
+    return f"""
+build = module.build
+def changed(*arguments):
+    model = build(*arguments)
+{body}
+    return model
+module.build = changed
+"""
+
 
 # Name -> the fault, which `verify` must name.
 TRAPS = {
@@ -107,16 +122,11 @@ module.keras.layers.Permute = lambda order: lambda x: x
     "LayerNorm's epsilon of torch, 1e-5": Fault(
         framework="torch",
         module="models.vit.in_torch",
-        inject="""
-build = module.build
-def changed(*arguments):
-    model = build(*arguments)
-    for norm in model.modules():
-        if isinstance(norm, module.nn.LayerNorm):
-            norm.eps = 1e-5
-    return model
-module.build = changed
-""",
+        inject=built_otherwise("""
+for norm in model.modules():
+    if isinstance(norm, module.nn.LayerNorm):
+        norm.eps = 1e-5
+"""),
         workload=VIT,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
@@ -151,20 +161,14 @@ module.jax.nn.gelu = lambda x, approximate: gelu(x)
     "LayerNorm behind the branches": Fault(
         framework="torch",
         module="models.vit.in_torch",
-        inject="""
-build = module.build
-def behind(block):
-    def forward(x):
-        x = block.norm1(x + block.attn(x))
-        return block.norm2(x + block.mlp(x))
-    return forward
-def changed(*arguments):
-    model = build(*arguments)
-    for block in model.blocks:
-        block.forward = behind(block)
-    return model
-module.build = changed
-""",
+        inject=built_otherwise("""
+def behind(block, x):
+    x = block.norm1(x + block.attn(x))
+    return block.norm2(x + block.mlp(x))
+import functools
+for block in model.blocks:
+    block.forward = functools.partial(behind, block)
+"""),
         workload=VIT,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
@@ -196,15 +200,10 @@ module.PositionEmbedding.call = call
     "dropout of the scores of attention": Fault(
         framework="torch",
         module="models.vit.in_torch",
-        inject="""
-build = module.build
-def changed(*arguments):
-    model = build(*arguments)
-    for block in model.blocks:
-        block.attn.attn_drop.p = 0.1
-    return model
-module.build = changed
-""",
+        inject=built_otherwise("""
+for block in model.blocks:
+    block.attn.attn_drop.p = 0.1
+"""),
         workload=VIT,
         caught_by="training logits",
         on_sheet=LOSSES,
