@@ -135,3 +135,8 @@ def test_the_time_of_a_study_is_guessed_from_gpus(install_gpus):
     on_gpus = invoke(*asked).json["estimated_seconds"]
     workload = ("--image-size", "260", "--global-batch-size", "128", "--steps", "200", "--warmup-steps", "30")
     assert on_gpus < invoke(*asked, *workload, "--device", "cpu").json["estimated_seconds"] / 10
+
+
+def test_a_shared_image_size_fits_the_patches_of_every_model():
+    assert gpu_defaults({}, models=("vit-ti16", "efficientnet-b2"), replicas=(1,))["image_size"] == 256
+    assert gpu_defaults({}, models=("vit-ti16", "resnet50"), replicas=(1,))["image_size"] == 224
