@@ -73,7 +73,7 @@ assert "timm" in sys.modules and "wandb" not in sys.modules
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_layers_one_after_the_other_are_the_model():
-    names = ["toy-cnn", "toy-bn", "mlp", "efficientnet-b2", "resnet18", "resnet50", "vgg16", "vit-ti16"]
+    names = ["toy-cnn", "toy-bn", "mlp", "efficientnet-b2", "resnet18", "resnet50-narrow", "vgg16-narrow", "vit-ti16"]
     done = subprocess.run([sys.executable, "-c", LAYERS, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

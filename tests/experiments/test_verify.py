@@ -127,7 +127,7 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [("sgd", RESNET), ("sgd", VIT), ("adam", VGG | REGULARIZED), ("adam", VIT | REGULARIZED)],
-    ids=["resnet18", "vit", "vgg16 regularized", "vit regularized"],
+    ids=["resnet18", "vit", "narrow vgg16 regularized", "vit regularized"],
 )
 def test_models_of_papers_pass_every_check(healthy, optimizer, model):
     """The control of `TRAPS`."""

@@ -73,7 +73,7 @@ def test_initial_values_of_resnet_are_normal():
 
 
 def test_initial_values_of_vgg_are_those_of_torchvision():
-    weights = initial_weights("vgg16", 32, 10, seed=0)
+    weights = initial_weights("vgg16-narrow", 32, 10, seed=0)
     assert weights["classifier.0.weight"].std() == pytest.approx(0.01, rel=0.01)
     assert not weights["features.0.bias"].any()
 

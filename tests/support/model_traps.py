@@ -10,8 +10,8 @@ from tests.support.faults import LOSSES, Fault
 
 RESNET: Mapping[str, Any] = {"model": "resnet18", "image_size": 32, "steps": 3}
 """The smallest that shows it: one position is left behind the last stage."""
-BOTTLENECKS: Mapping[str, Any] = RESNET | {"model": "resnet50"}
-VGG: Mapping[str, Any] = {"model": "vgg16", "image_size": 64, "steps": 2}
+BOTTLENECKS: Mapping[str, Any] = RESNET | {"model": "resnet50-narrow"}
+VGG: Mapping[str, Any] = {"model": "vgg16-narrow", "image_size": 64, "steps": 2}
 """With several positions to flatten."""
 VIT: Mapping[str, Any] = {"model": "vit-ti16", "image_size": 32, "steps": 3}
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, import_timm
+from dpcompare.models.resnet.spec import DEPTHS
 from dpcompare.system.type_names import FrameworkModel
 
 DROP_PLACES: Mapping[str, str] = {}
@@ -15,7 +16,10 @@ DROP_PLACES: Mapping[str, str] = {}
 
 def build(name: str, image_size: int, num_classes: int) -> nn.Module:
     """A model, with weights that are still to be replaced by the initial ones."""
-    model: nn.Module = import_timm().create_model(name, num_classes=num_classes)
+    depth = DEPTHS[name]
+    resnet = import_timm().models.resnet
+    block = resnet.Bottleneck if depth.is_bottleneck else resnet.BasicBlock
+    model: nn.Module = resnet.ResNet(block, depth.repeats, num_classes=num_classes, channels=depth.channels)
     return model
 
 

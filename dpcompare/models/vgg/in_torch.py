@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, Layered
-from dpcompare.models.vgg.spec import HIDDEN, STAGES, last_side, stages
+from dpcompare.models.vgg.spec import WIDTHS, num_flat, stages
 
 DROP_PLACES: Mapping[str, str] = {}
 """Every drop is a layer of its name."""
@@ -21,7 +21,7 @@ DROP_PLACES: Mapping[str, str] = {}
 
 def build(name: str, image_size: int, num_classes: int) -> nn.Module:
     """A model, with weights that are still to be replaced by the initial ones."""
-    return Vgg(image_size, num_classes)
+    return Vgg(name, image_size, num_classes)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
@@ -33,14 +33,15 @@ def layers_of(model: nn.Module) -> list[Layer]:
 class Vgg(Layered):
     """Stages of 3x3 convolutions, each followed by a max-pooling, and three dense layers."""
 
-    def __init__(self, image_size: int, num_classes: int) -> None:
+    def __init__(self, name: str, image_size: int, num_classes: int) -> None:
         super().__init__()
-        self.features = nn.Sequential(*_features())
+        hidden = WIDTHS[name].hidden
+        self.features = nn.Sequential(*_features(name))
         self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
-            *(nn.Linear(last_side(image_size) ** 2 * STAGES[-1][-1], HIDDEN), nn.ReLU(), nn.Identity()),
-            *(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Identity()),
-            nn.Linear(HIDDEN, num_classes),
+            *(nn.Linear(num_flat(name, image_size), hidden), nn.ReLU(), nn.Identity()),
+            *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Identity()),
+            nn.Linear(hidden, num_classes),
         )
         # Not found again later: a stage of a pipeline has other modules in the place of what it does not compute.
         products = [isinstance(each, nn.Conv2d | nn.Linear) for each in self._modules_in_order()]
@@ -61,8 +62,8 @@ def _through(modules: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _features() -> Iterator[nn.Module]:
-    for stage in stages():
+def _features(name: str) -> Iterator[nn.Module]:
+    for stage in stages(name):
         for _, channels_in, channels_out in stage:
             yield from (nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.ReLU())
         yield nn.MaxPool2d(2)
