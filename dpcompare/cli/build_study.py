@@ -312,7 +312,7 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     from dpcompare.experiments.arms import expand_arms, reasons_of
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
-    requests = [arm_request(text, run_options) for text in texts]
+    requests = [arm_request(text, run_options) for text in _with_each_model(texts, run_options)]
     used = {request.environment for request in requests}
     refuse_other_names(run_options.env, used, f"an arm with it, such as {texts[0]},env=NAME")
     pythons = interpreters(run_options.python)
@@ -332,6 +332,25 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     if len(arms) == 1 and not options.ablate:
         click.echo(f"one arm alone, {arms[0].name}: its speed is measured, and compared with nothing", err=True)
     return arms
+
+
+def _with_each_model(texts: Sequence[str], run_options: RunOptions) -> list[str]:
+    """The arms with each of the models that were asked for, model by model; one that names its own model stays alone.
+
+    Raises:
+        RequestError: a model is empty or named twice.
+    """
+    received = run_options.fields.get("model") or ""
+    models = [model.strip() for model in received.split(",")]
+    if len(models) == 1:
+        return list(texts)
+    if "" in models or len(set(models)) < len(models):
+        raise RequestError(f"--model: received {received!r}, expected each model once, such as resnet18,vit-ti16")
+    names_own = [any(change.partition("=")[0].strip() == "model" for change in text.split(",")[1:]) for text in texts]
+    arms = [
+        text if own else f"{text},model={model}" for model in models for text, own in zip(texts, names_own, strict=True)
+    ]
+    return list(dict.fromkeys(arms))
 
 
 def arms_on_one_topology(requests: Sequence[ArmRequest], options: RunOptions) -> tuple[Arm, ...]:

@@ -39,7 +39,8 @@ def compare(context: click.Context, /, **values: FieldValue) -> int:
     Arms may be given with or without --arm. Without any: every usual mode that is not emulated here, with 2 replicas,
     and each framework's `single`. With --nodes, --devices-per-node or --devices every arm runs on every topology that
     it can have; 2x4 in its name is 2 nodes of 4 devices. An arm may change any option of a run, nodes and devices
-    included, several augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their
+    included, several augmentations joined by +: torch:ddp,augment=flip+contrast. --model resnet18,vit-ti16 trains every
+    arm with each model, and compares arms of one model. STUDY.toml holds options by their
     names, such as arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted,
     and so does the same command with the same --out.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory
+from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, of_each_model, pairs_within
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, GateRow, Group, Round, SettingRow
 from dpcompare.experiments.environments import change_logs
 from dpcompare.experiments.figures import figures_of_arm, median
@@ -34,7 +34,7 @@ from dpcompare.experiments.sentences import (
     machines_in_words,
     measured_in_words,
 )
-from dpcompare.experiments.sheet import sheet_of_arms
+from dpcompare.experiments.sheet import sheet_of_arms, sheet_of_sets
 from dpcompare.experiments.soundness import doubt_of
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
@@ -66,13 +66,14 @@ def _compared(collection: Collection) -> Comparison:
     arms = list(map(_printable, collection.arms))
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)
-    sheet = sheet_of_arms(present, subject)
+    sets = collection.judged_together(present)
+    sheet = sheet_of_sets(sets, present, subject)
 
     @cache
     def sheet_of(first: ArmRuns, second: ArmRuns) -> fairness.Sheet:
         return sheet_of_arms([first, second], collection.subject_of([first, second]))
 
-    claims = _claims(list(combinations(present, 2)), sheet_of)
+    claims = _claims(pairs_within(sets), sheet_of)
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
@@ -83,7 +84,7 @@ def _compared(collection: Collection) -> Comparison:
     headline = (
         f"{gate.sentence} {gate.advice}".rstrip()
         if gate
-        else headline_of(claims, rows, needed=needed, is_partial=partial)
+        else of_each_model(sets, lambda arms: _headline(arms, claims, rows, needed=needed, is_partial=partial))
     )
     return Comparison(
         partial=partial,
@@ -100,10 +101,10 @@ def _compared(collection: Collection) -> Comparison:
         environments=list(map(printable, change_logs(runs))),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         gate=gate,
-        learning=learning_of(present, sheet_of),
-        time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),
+        learning=learning_of(sets, sheet_of),
+        time_to_accuracy=time_to_accuracy(sets, {row.name: row.to_target for row in rows}, sheet_of),
         not_judged=not_judged(present),
-        predictions=predictions_of(present),
+        predictions=predictions_of(sets),
         agreement=agreement_of(claims, present),
         verdict=sheet.verdict,
         summary=sheet.summary,
@@ -113,7 +114,7 @@ def _compared(collection: Collection) -> Comparison:
             for row in sheet.rows
         ],
         arms=rows,
-        groups=_groups(present, claims),
+        groups=[group for arms in sets for group in _groups(arms, claims, names_model=len(sets) > 1)],
         claims=claims,
     )
 
@@ -238,8 +239,18 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
     return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
 
 
-def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:
+def _headline(
+    arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool
+) -> str:
+    """The sentence about the arms of one set; other arguments as of `headline_of`."""
+    names = {arm.name for arm in arms}
+    claims = [claim for claim in claims if {claim.first, claim.second} <= names]
+    return headline_of(claims, [row for row in rows if row.name in names], needed=needed, is_partial=is_partial)
+
+
+def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], *, names_model: bool) -> list[Group]:
     """The arms by their number of devices, fewest first: those that are comparable with each other, and the others."""
+    model = printable(arms[0].config.workload.model) if names_model else None
     apart = {frozenset((made.first, made.second)) for made in claims if made.outcome == "NOT COMPARABLE"}
     by_devices: dict[int, list[str]] = {}
     for arm in arms:
@@ -251,7 +262,7 @@ def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:
         while alike := _alike(left, apart):
             sets.append(alike)
             left = [name for name in left if name not in alike]
-        groups.append(Group(num_devices=num_devices, arms=names, comparable=sets))
+        groups.append(Group(model=model, num_devices=num_devices, arms=names, comparable=sets))
     return groups
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -99,6 +100,18 @@ def rounds_of_seeds(arms: Sequence[ArmRuns]) -> list[int] | None:
     return [number for arm in arms for number in arm.completed_rounds] if all(arm.varies_seed for arm in arms) else None
 
 
+def pairs_within(sets: Iterable[Sequence[ArmRuns]]) -> list[tuple[ArmRuns, ArmRuns]]:
+    """The pairs that are judged: those of arms of one set."""
+    return [pair for arms in sets for pair in combinations(arms, 2)]
+
+
+def of_each_model(sets: Sequence[Sequence[ArmRuns]], sentence: Callable[[Sequence[ArmRuns]], str]) -> str:
+    """What a study says: a sentence on the arms of each set, after the name of its model where there are several."""
+    if len(sets) == 1:
+        return sentence(sets[0])
+    return " ".join(f"{printable(arms[0].config.workload.model)}: {sentence(arms)}" for arms in sets)
+
+
 def is_exploratory(first: ArmRuns, second: ArmRuns) -> bool:
     """Whether their study named another pair beforehand, so that nothing is claimed of these two."""
     return False in (first.is_named, second.is_named)
@@ -121,6 +134,17 @@ class Collection:
         """Settings in which these arms may differ."""
         common = [setting for setting in arms[0].subject if all(setting in arm.subject for arm in arms)]
         return tuple(dict.fromkeys((*self.subject, *common)))
+
+    def judged_together(self, arms: Sequence[ArmRuns]) -> list[list[ArmRuns]]:
+        """The arms in the sets within which pairs are judged: those of one model, where a set would have two.
+
+        Of two models none is the faster or the better trained one, unless the study is about that.
+        """
+        models: dict[str, list[ArmRuns]] = {}
+        for arm in arms:
+            models.setdefault(arm.config.workload.model, []).append(arm)
+        is_subject = "model" in self.subject_of(arms)
+        return [list(arms)] if is_subject or max(map(len, models.values())) < 2 else list(models.values())
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:

@@ -137,8 +137,10 @@ class AccuracyPoint(_Shown):
 
 
 class Group(_Shown):
-    """Arms on the same number of devices."""
+    """Arms on the same number of devices, and of one model where a study has several."""
 
+    model: str | None = None
+    """None where the arms of all models are judged together."""
     num_devices: int
     arms: list[str]
     comparable: list[list[str]]

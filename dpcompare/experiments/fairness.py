@@ -41,6 +41,11 @@ class Row:
     detail: str = ""
     """Where the results differ, in words, if the values do not say it."""
 
+    @property
+    def explained(self) -> str:
+        """Where, or in which values."""
+        return self.detail or _against(shown(self.values))
+
 
 def shown(values: Sequence[Any]) -> list[str]:
     """Values as people read them: of a checksum only the beginning, of a figure as many digits as tell it apart."""
@@ -86,11 +91,7 @@ class Sheet:
     @property
     def reasons(self) -> list[str]:
         """One sentence per check that must be equal and is not, with what to do about it."""
-        return [
-            f"{row.setting}: {row.detail or _against(shown(row.values))}; {row.remedy}"
-            for row in self.rows
-            if row.reason
-        ]
+        return [f"{row.setting}: {row.explained}; {row.remedy}" for row in self.rows if row.reason]
 
     @property
     def summary(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpcompare.experiments.accuracy_statistics import (
 )
 from dpcompare.experiments.chance import chance_in_words
 from dpcompare.experiments.check_row import Differs
-from dpcompare.experiments.collection import ArmRuns, is_exploratory
+from dpcompare.experiments.collection import ArmRuns, is_exploratory, of_each_model, pairs_within
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
     Learning,
@@ -60,23 +59,24 @@ def spread_of(arm: ArmRuns, measure: Measure) -> SpreadRow | None:
     )
 
 
-def learning_of(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> Learning | None:
-    """What may be claimed of the accuracy and the loss of arms; None where nothing may be asked.
+def learning_of(sets: Sequence[Sequence[ArmRuns]], sheet_of: SheetOf) -> Learning | None:
+    """What may be claimed of the accuracy and the loss of arms within their sets; None where nothing may be asked.
 
     Rounds that repeat one training show how rounding moves an accuracy, and nothing of other weights and orders. All
     arms must be of one study, since seeds are paired within its rounds.
     """
+    arms = [arm for each in sets for arm in each]
     if len({arm.source for arm in arms}) != 1 or not all(arm.varies_seed for arm in arms):
         return None
     if any(arm.config.stop_at_target for arm in arms):  # their last accuracy is the one that they were to reach
         return None
     margin = arms[0].margin / 100
-    pairs = [pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of(first, second))]
+    pairs = [pair for first, second in pairs_within(sets) for pair in _pairs(first, second, sheet_of(first, second))]
     claims = learning_claims(pairs, arms[0].plan, margin)
     return Learning(
         varied=varied_by_seed([run.config for arm in arms for run in arm.completed]),
         margin=margin,
-        headline=_headline(claims, margin) if len(arms) > 1 else _of_one(arms[0]),
+        headline=of_each_model(sets, lambda each: _headline(each, claims, margin)),
         claims=[_row(claim) for claim in claims],
     )
 
@@ -143,9 +143,12 @@ def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
-    """The sentence of the pair whose accuracies differ most, or what all pairs have in common."""
-    accuracy_claims = [claim for claim in claims if claim.pair.measure == "accuracy"]
+def _headline(arms: Sequence[ArmRuns], claims: Sequence[LearningClaim], margin: float) -> str:
+    """The sentence of the pair of arms whose accuracies differ most, or what all pairs have in common."""
+    if len(arms) == 1:
+        return _of_one(arms[0])
+    names = {arm.name for arm in arms}
+    accuracy_claims = [claim for claim in claims if claim.pair.measure == "accuracy" and claim.pair.first in names]
     judged = [claim for claim in accuracy_claims if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
     if len(judged) == 1:
         return judged[0].sentence
@@ -287,33 +290,43 @@ def accuracy_curve(arm: ArmRuns) -> list[AccuracyPoint]:
 
 
 def time_to_accuracy(
-    arms: Sequence[ArmRuns], reached: Mapping[str, TargetRow | None], sheet_of: SheetOf
+    sets: Sequence[Sequence[ArmRuns]], reached: Mapping[str, TargetRow | None], sheet_of: SheetOf
 ) -> TimeToAccuracy | None:
     """Which of the arms reach their target first; None where they have not the same one, or are of several studies.
 
     Nothing is claimed of rounds that repeat one training: how many steps it takes is luck of its seed.
 
     Args:
-        arms: with completed runs.
+        sets: arms with completed runs, in the sets within which they are judged.
         reached: what each arm needed, by its name.
         sheet_of: the fairness sheet of two of them.
     """
+    arms = [arm for each in sets for arm in each]
     targets = {arm.config.target_accuracy for arm in arms}
     target = next(iter(targets)) if len(targets) == 1 else None
     if target is None or len({arm.source for arm in arms}) != 1:
         return None
     pairs = []
     if all(arm.varies_seed for arm in arms):
-        uncensored = [arm for arm in arms if (row := reached[arm.name]) and row.reached == row.rounds]
-        pairs = [_pair(first, second, sheet_of(first, second)) for first, second in combinations(uncensored, 2)]
+        uncensored = {name for name, row in reached.items() if row and row.reached == row.rounds}
+        pairs = [
+            _pair(first, second, sheet_of(first, second))
+            for first, second in pairs_within(sets)
+            if {first.name, second.name} <= uncensored
+        ]
     measure = RatioOf(
         name=f"training time to an accuracy of {target:g}",
         decided=f"{{first}} reaches an accuracy of {target:g} {{ratio}} times as fast as {{second}} (training time; "
         "{interval}).",
     )
     claims = [TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure)]
-    needed = [row for row in reached.values() if row]
-    return TimeToAccuracy(target=target, headline=time_headline_of(needed, claims, target), claims=claims)
+
+    def headline(of: Sequence[ArmRuns]) -> str:
+        names = {arm.name for arm in of}
+        needed = [row for name, row in reached.items() if row and name in names]
+        return time_headline_of(needed, [claim for claim in claims if claim.first in names], target)
+
+    return TimeToAccuracy(target=target, headline=of_each_model(sets, headline), claims=claims)
 
 
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:

@@ -8,7 +8,7 @@ from itertools import combinations, zip_longest
 import numpy as np
 
 from dpcompare.experiments.check_row import Differs
-from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.collection import ArmRuns, pairs_within
 from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows, Round, Scaling
 from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
@@ -118,15 +118,16 @@ def confusion(labels: Integers, predicted: Integers, num_classes: int) -> Intege
     return counts.reshape(num_classes, num_classes)
 
 
-def predictions_of(arms: Sequence[ArmRuns]) -> PredictionRows | None:
+def predictions_of(sets: Sequence[Sequence[ArmRuns]]) -> PredictionRows | None:
     """The predictions of arms that were evaluated on the same samples; None where none were kept."""
+    arms = [arm for each in sets for arm in each]
     kept = {arm.name: found for arm in arms if (found := [each for each in arm.predictions if each])}
     if not kept:
         return None
     first = next(iter(kept.values()))[0]
     alike = [arm for arm in arms if arm.name in kept and all(_same_samples(each, first) for each in kept[arm.name])]
     rows = [_arm(arm.name, kept[arm.name]) for arm in alike]
-    pairs = [_agreement(*pair) for pair in combinations(alike, 2)]
+    pairs = [_agreement(*pair) for pair in pairs_within([arm for arm in each if arm in alike] for each in sets)]
     return PredictionRows(
         classes=list(map(printable, first.classes)),
         samples=len(first.labels),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
@@ -33,6 +35,39 @@ def sheet_of_arms(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.S
             )
         )
     return sheet
+
+
+def sheet_of_sets(sets: Sequence[Sequence[ArmRuns]], arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
+    """One sheet of arms that are judged within sets: a setting is a reason if it is one within a set.
+
+    Args:
+        sets: of `Collection.judged_together`.
+        arms: the same arms in the order of the values.
+        subject: settings in which they may differ.
+    """
+    if len(sets) == 1:
+        return sheet_of_arms(arms, subject)
+    sheets = [sheet_of_arms(each, subject) for each in sets]
+    return fairness.Sheet(
+        rows=[_joined(rows, sets, arms) for rows in zip(*(sheet.rows for sheet in sheets), strict=True)]
+    )
+
+
+def _joined(rows: Sequence[fairness.Row], sets: Sequence[Sequence[ArmRuns]], arms: Sequence[ArmRuns]) -> fairness.Row:
+    """A row of all sets, from the same row of each."""
+    values: dict[str, list[Any]] = {}
+    for row, members in zip(rows, sets, strict=True):
+        left = iter(row.values)
+        values |= {arm.name: [next(left) for _ in arm.completed] for arm in members}
+    reasons = {members[0].config.workload.model: row for row, members in zip(rows, sets, strict=True) if row.reason}
+    all_values = [value for arm in arms for value in values[arm.name]]
+    return replace(
+        rows[0],
+        values=all_values,
+        equal=not reasons and all(value == all_values[0] for value in all_values),
+        reason=bool(reasons),
+        detail="; ".join(f"with {model}, {row.explained}" for model, row in reasons.items()),
+    )
 
 
 def _rounds(arm: ArmRuns) -> ArmRounds:

@@ -298,26 +298,27 @@ def losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
 
 
 def loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    """How far the losses are from those of the first arm; None where there is nothing to compare."""
+    """How far the losses are from those of the first arm of the model; None where there is nothing to compare."""
     alt = load_altair()
-    if len(arms) < 2 or not arms[0].loss_curve.steps:
-        return None
-    reference = dict(zip(arms[0].loss_curve.steps, arms[0].loss_curve.losses, strict=True))
+    first = {row.model: row for row in reversed(arms)}
+    others = [row for row in arms if row is not first[row.model]]
     data = []
-    for row in arms[1:]:
+    for row in others:
+        curve = first[row.model].loss_curve
+        reference = dict(zip(curve.steps, curve.losses, strict=True))
         for step, loss in zip(row.loss_curve.steps, row.loss_curve.losses, strict=True):
             other = reference.get(step)
             if loss is not None and other is not None:
                 data.append({"arm": row.name, "step": step, "difference": loss - other})
     if not data:
         return None
-    chart = _curves(
-        alt, data, [row.name for row in arms[1:]], arms, "difference", f"difference from the loss of {arms[0].name}"
-    )
+    subtrahend = arms[0].name if len(first) == 1 else "the first arm of the model"
+    title = f"difference from the loss of {subtrahend}"
+    chart = _curves(alt, data, [row.name for row in others], arms, "difference", title)
     return Plot(
         name="loss-differences",
         title="Difference of the loss curves",
-        explanation=f"The loss of each arm minus that of {arms[0].name}. In float32 rounding grows with the steps, "
+        explanation=f"The loss of each arm minus that of {subtrahend}. In float32 rounding grows with the steps, "
         "also between two runs of one framework; arms with other numbers of replicas normalise by other batches.",
         chart=chart,
     )

@@ -95,7 +95,7 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="speed",
         title="Speed",
-        explanation="Images per second of all devices together, as the table has them, fewest devices first. A line "
+        explanation="Images per second of all devices together, model by model, fewest devices first. A line "
         "at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
         f"by their ratio within rounds, below.{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
         chart=(bars + intervals + values).properties(height=alt.Step(30)),

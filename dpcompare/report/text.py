@@ -134,7 +134,8 @@ def _left_aligned(texts: Sequence[str]) -> list[str]:
 
 
 def _title(group: Group) -> str:
-    return pluralize(group.num_devices, "device")
+    devices = pluralize(group.num_devices, "device")
+    return f"{group.model} on {devices}" if group.model else devices
 
 
 def _bar(fraction: float, width: int) -> str:
@@ -164,7 +165,8 @@ def within(group: Group, comparison: Comparison) -> str:
     """Which arms on the same number of devices are comparable; where accuracy is claimed, that speed is meant."""
     which, in_what = _which(group), " in speed" if comparison.learning else ""
     if len(comparison.groups) > 1:
-        return f"On {_title(group)}: {which} are comparable{in_what}."
+        where = _title(group) if group.model else f"On {_title(group)}"
+        return f"{where}: {which} are comparable{in_what}."
     return f"{which[0].upper()}{which[1:]} are comparable{in_what}."
 
 

@@ -237,6 +237,37 @@ def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
 
 
 @pytest.mark.torch
+def test_several_models_are_each_trained_by_every_arm(tmp_path):
+    arms = ("torch:single", "torch:ddp,precision=bf16", "torch:single,model=toy-bn")
+    done = invoke("compare", *arms, *TINY, "--model", "mlp, toy-cnn", "--image-size", "32", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert sorted({run["arm"] for run in done.json["runs"]}) == [
+        "torch ddp 2x1 precision=bfloat16 model=mlp",
+        "torch ddp 2x1 precision=bfloat16 model=toy-cnn",
+        "torch single 1x1 model=mlp",
+        "torch single 1x1 model=toy-bn",
+        "torch single 1x1 model=toy-cnn",
+    ]
+    models = {run["arm"]: run["workload"]["model"] for run in done.json["runs"]}
+    assert all(name.endswith(f"model={model}") for name, model in models.items())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("mlp,,toy-cnn", "--model: received 'mlp,,toy-cnn', expected each model once, such as resnet18,vit-ti16"),
+        ("mlp,mlp", "--model: received 'mlp,mlp', expected each model once"),
+        ("mlp,toy-cn", "unknown model 'toy-cn'"),
+    ],
+)
+def test_wrong_lists_of_models_are_refused(asked, says):
+    refused = invoke("compare", "torch:single", *TINY, "--model", asked, "--dry-run")
+    assert (refused.code, says in refused.stderr) == (2, True), refused.stderr
+    assert invoke("run", "-f", "torch", "-m", "single", *TINY, "--model", asked).code == 2
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("weights", ["imagenet", "of/this.safetensors"])
 def test_what_varies_with_weights_of_a_file_is_said(weights):
     arguments = ["--arm", "torch:single", "--model", "efficientnet-b0", "--device", "cpu", "--vary-seed", "--repeats=2"]

@@ -1,0 +1,103 @@
+"""A study of several models: what is compared within a model, and nothing across them."""
+
+import pytest
+
+from dpcompare.report.formats import as_markdown
+from dpcompare.report.page import as_html
+from dpcompare.report.text import as_text, within
+from tests.support.arms import FAST, SLOW, compared, renamed, runs, single
+from tests.support.learning import BETTER, SEEDS, SPEEDS, varied
+
+FASTER = [1.2 * speed for speed in FAST]
+
+
+def of_model(model, arm, **changes):
+    """The arm as if another model had been trained."""
+    workload = arm.config.workload.changed(model=model)
+    arm.config = arm.config.changed(workload=workload)
+    arm.runs = [
+        run.model_copy(update={"model": model, "config": run.config | {"workload": workload.model_dump()}, **changes})
+        for run in arm.runs
+    ]
+    return renamed(f"{arm.name} model={model}", arm)
+
+
+def two_models(*more, subject=()):
+    first, second = (
+        [of_model(model, arm) for arm in (runs("torch", "ddp", fast), runs("tensorflow", "multiworker", SLOW))]
+        for model, fast in (("resnet18", FAST), ("mlp", FASTER))
+    )
+    return compared(*first, *second, *more, subject=subject)
+
+
+def test_pairs_are_judged_within_a_model():
+    shown = two_models()
+    assert [(claim.first.split()[0], claim.second, claim.outcome) for claim in shown.claims] == [
+        ("torch", "tensorflow multiworker 2x1 model=resnet18", "faster"),
+        ("torch", "tensorflow multiworker 2x1 model=mlp", "faster"),
+    ]
+    resnet, mlp = (claim.sentence for claim in shown.claims)
+    assert shown.headline == f"resnet18: {resnet} mlp: {mlp}"
+    assert (shown.verdict, shown.reasons) == ("COMPARABLE", [])
+    model = next(row for row in shown.settings if row.setting == "model")
+    assert (model.values, model.equal, model.reason) == (["resnet18"] * 2 + ["mlp"] * 2, False, False)
+
+
+def test_a_setting_that_differs_within_one_model_is_a_reason_with_its_name():
+    other = of_model("mlp", runs("torch", "fabric", SLOW, store_sha256="other"))
+    shown = two_models(other)
+    (reason,) = (reason for reason in shown.reasons if reason.startswith("data"))
+    assert reason.startswith("data: with mlp, ")
+    assert "resnet18" not in reason
+    assert [within(group, shown) for group in shown.groups] == [
+        "resnet18 on 2 devices: all are comparable.",
+        "mlp on 2 devices: all but torch fabric 2x1 model=mlp are comparable.",
+    ]
+
+
+def test_a_study_about_models_judges_them_against_each_other():
+    shown = two_models(subject=("model",))
+    assert len(shown.claims) == 6
+    assert [group.model for group in shown.groups] == [None]
+
+
+def test_arms_of_different_models_alone_are_not_comparable():
+    arms = [of_model(model, runs("torch", "ddp", FAST)) for model in ("resnet18", "mlp")]
+    (claim,) = compared(*arms).claims
+    assert claim.outcome == "NOT COMPARABLE"
+    assert "model" in claim.sentence
+
+
+def test_one_device_is_the_baseline_of_its_own_model():
+    arms = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in (single(SLOW), runs("torch", "ddp", FAST))]
+    shown = compared(*arms)
+    assert [row.scaling.baseline for row in shown.arms if row.scaling] == [
+        "torch single 1x1 model=resnet18",
+        "torch single 1x1 model=mlp",
+    ]
+    assert [(group.model, group.num_devices) for group in shown.groups] == [
+        *(("resnet18", devices) for devices in (1, 2)),
+        *(("mlp", devices) for devices in (1, 2)),
+    ]
+
+
+def test_accuracies_and_times_to_them_are_compared_within_a_model():
+    arms = []
+    for model in ("resnet18", "mlp"):
+        for framework, mode, accuracies in (("torch", "ddp", BETTER), ("tensorflow", "multiworker", SEEDS)):
+            made = of_model(model, runs(framework, mode, SPEEDS))
+            arms.append(varied(made, accuracies, workload={"model": model}))
+    learning = compared(*arms, repeats=8).learning
+    assert len(learning.claims) == 4  # accuracy and loss of two pairs
+    assert all(claim.first.split("model=")[1] == claim.second.split("model=")[1] for claim in learning.claims)
+    assert learning.headline.startswith("resnet18: torch ddp 2x1 model=resnet18 is 2.87 points more accurate")
+    assert " mlp: torch ddp 2x1 model=mlp is 2.87 points more accurate" in learning.headline
+
+
+@pytest.mark.seconds
+def test_reports_show_the_arms_model_by_model():
+    shown = two_models()
+    text = as_text(shown, 100)
+    assert text.index("resnet18 on 2 devices") < text.index("mlp on 2 devices")
+    assert "mlp on 2 devices: all are comparable." in as_html(shown)
+    assert shown.headline in as_markdown(shown)
