@@ -10,6 +10,7 @@ returns, NCCL is gloo, and memory is never given back.
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -469,8 +470,19 @@ class _Nccl(distributed_c10d.ProcessGroupGloo):
         pass
 
 
+class _Nccl2(_Nccl):
+    """torch's `nccl` since 2.15, which a process that has several GPUs cannot use."""
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any, device: torch.device) -> None:
+        if visible > int(os.environ["LOCAL_WORLD_SIZE"]):
+            raise RuntimeError(f"nccl2 was given {device} in a process that has several GPUs")
+        super().__init__(store, rank, size, options)
+
+
 def _replace_collectives() -> None:
     distributed_c10d.ProcessGroupNCCL = _Nccl
+    if hasattr(distributed_c10d, "ProcessGroupNCCL2"):
+        distributed_c10d.ProcessGroupNCCL2 = _Nccl2
     register = distributed_c10d.ProcessGroup._register_backend
 
     def register_for_the_host_too(group: Any, device: torch.device, kind: Any, backend: Any) -> None:

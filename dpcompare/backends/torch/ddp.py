@@ -56,13 +56,17 @@ class DistributedDataParallel(Parallel):
     @property
     def process_group_backend(self) -> str:
         """torch's name of what carries the collectives, also in a process group of one."""
+        # Since 2.15 torch's `nccl` takes one GPU per process, that of its local rank.
+        takes_one = hasattr(distributed.distributed_c10d, "ProcessGroupNCCL2")
+        if self.config.collective == "nccl" and self.config.topology.devices_per_process > 1 and takes_one:
+            return "nccl-legacy"
         return self.config.collective
 
     def join(self, timeout: timedelta) -> None:
         """Join the process group of all processes."""
         # Told the GPU, NCCL connects here and not in the first step, and `barrier` need not guess it. With stages a
         # process has several GPUs, or sends between two processes, for which NCCL connects as they come.
-        names_gpu = self.process_group_backend == "nccl" and self.config.stages == 1
+        names_gpu = self.config.collective == "nccl" and self.config.stages == 1
         distributed.init_process_group(
             self.process_group_backend, timeout=timeout, device_id=self.device if names_gpu else None
         )
