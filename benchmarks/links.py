@@ -26,6 +26,7 @@ from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.placement import Placement
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import MODELS
+from dpcompare.models.state import is_statistic
 
 MODES = (("torch", "ddp"), ("tensorflow", "multiworker"))
 FREE = "free"
@@ -65,11 +66,13 @@ def measured(workload: Workload, links: Sequence[str], rounds: int, generator: r
 
 def floor_seconds(workload: Workload, link: str) -> float:
     """What the link needs for the gradients, or 0 where it has no limit."""
-    if link == FREE:
-        return 0.0
+    return 0.0 if link == FREE else gradient_bytes(workload) * 8 / (float(link[:-4]) * BITS[link[-4:]])
+
+
+def gradient_bytes(workload: Workload) -> int:
+    """Of all gradients, in float32."""
     shapes = MODELS[workload.model].shapes(workload.image_size, 10)
-    parameters = sum(math.prod(shape) for name, shape in shapes.items() if "running_" not in name)
-    return parameters * 32 / (float(link[:-4]) * BITS[link[-4:]])
+    return 4 * sum(math.prod(shape) for name, shape in shapes.items() if not is_statistic(name))
 
 
 def fractions(steps: Steps, name: str, link: str) -> list[float]:

@@ -104,7 +104,8 @@ def fitted(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) ->
 
 
 def build(name: str, image_size: int) -> Any:
-    if name == "toy-cnn":
+    """The model as Keras has it, or dpcompare's: Keras's ResNet-50 is another version, and it has no ViT."""
+    if not name.startswith("efficientnet"):
         return build_model(Workload(model=name, image_size=image_size), NUM_CLASSES)
     architecture = getattr(keras.applications, f"EfficientNet{name[-2:].upper()}")
     return architecture(

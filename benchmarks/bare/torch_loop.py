@@ -12,6 +12,7 @@ from typing import Any
 
 import timm
 import torch
+import torchvision
 from torch import nn
 from torch.nn import functional
 
@@ -93,9 +94,18 @@ def distributed(
     return model, optimizer, torch.Tensor.backward
 
 
+VIT_OF_TIMM = {"vit-ti16": "tiny", "vit-s16": "small", "vit-b16": "base"}
+
+
 def build(name: str, image_size: int) -> nn.Module:
+    """The model as its usual library has it."""
     if name == "toy-cnn":
         return ToyCnn(image_size, NUM_CLASSES)
+    if name.startswith("resnet"):
+        return torchvision.models.get_model(name, num_classes=NUM_CLASSES)
+    if name in VIT_OF_TIMM:
+        size = VIT_OF_TIMM[name]
+        return timm.create_model(f"vit_{size}_patch16_224", img_size=image_size, num_classes=NUM_CLASSES)
     return timm.create_model(f"tf_{name.replace('-', '_')}", num_classes=NUM_CLASSES)
 
 

@@ -291,10 +291,40 @@ def _draw_bar(canvas: Canvas, rows: Sequence[Row], scale: Scale, top: float) -> 
         before += milliseconds
 
 
+EXCHANGE_FILLS = {"computing": "parameters", "exchange that it does not hide": "gradients"}
+
+
+def draw_exchange(result: Result) -> str:
+    """The SVG of a step of each model over each link: its exchange as a part of the whole."""
+    canvas = Canvas(WIDTH)
+    title = "How much of a step is exchange, by model"
+    canvas.text(MARGIN, 32, title, "ink", "title")
+    for number, (words, fill) in enumerate(EXCHANGE_FILLS.items()):
+        canvas.box(MARGIN + number * 110, 47, 12, 12, f"head-{fill}", radius=2)
+        canvas.text(MARGIN + 18 + number * 110, 57, words, "soft", "small")
+    scale = Scale(most=1.0, start=MARGIN + 92, end=WIDTH - MARGIN)
+    y = 88.0
+    for model, rows in groupby(rows_of(result), lambda row: row["model"]):
+        of_model = list(rows)
+        canvas.text(MARGIN, y, f"{model}, {number_of(of_model[0]['MB of gradients']):.0f} MB of gradients", "ink")
+        for row in of_model:
+            fraction, _, _ = spread_of(row["fraction of the step"])
+            border = scale.at(1 - max(fraction, 0.0))
+            canvas.text(MARGIN, y + 22, link_in_words(str(row["link"])), "soft", "small")
+            canvas.box(scale.start, y + 10, border - scale.start, 16, "head-parameters", radius=0)
+            canvas.box(border, y + 10, scale.end - border, 16, "head-gradients", radius=0)
+            canvas.text(scale.start + 6, y + 22, f"{fraction:.0%} exchange", "paper", "small")
+            y += 20
+        y += 32
+    canvas.text(MARGIN, y - 8, "Two simulated nodes of one core each; GPUs compute faster.", "soft", "small")
+    return canvas.svg(title, y + 8)
+
+
 FIGURES: Mapping[str, tuple[str, Callable[[Result], str]]] = {
     "step-timeline.svg": ("step-timeline", draw_step),
     "speed-over-devices.svg": ("projection-700mbit-300mbit", draw_speed),
     "links.svg": ("links", draw_links),
+    "exchange-by-model.svg": ("exchange-by-model", draw_exchange),
     "explain-parts.svg": ("explain-parts", draw_parts),
 }
 """Name of a file -> the result that it shows, and what draws it."""

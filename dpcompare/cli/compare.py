@@ -19,10 +19,11 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import hint, in_one_line, pluralize
+from dpcompare.system.terminal_text import hint, in_one_line, pluralize, printable
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
     from dpcompare.experiments.study import Study
     from dpcompare.experiments.study_runs import Watcher
     from dpcompare.results.result import RunResult
@@ -248,6 +249,15 @@ def prepared(study: Study) -> Study:
     return study.changed(arms=tuple(arms))
 
 
+def _memory_of(config: RunConfig) -> str | None:
+    """What each device of an arm needs; None of a model whose layers are not known."""
+    from dpcompare.launch.memory import in_words, need_of
+
+    need = need_of(config)
+    model, cluster = printable(config.workload.model), config.cluster.in_words
+    return f"memory: {model} on {cluster}: at least {in_words(need)} for each device" if need else None
+
+
 def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     """Show every run of a study, and how long they will take.
 
@@ -260,7 +270,7 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     from dpcompare.experiments.arms import estimate_seconds
     from dpcompare.experiments.study_runs import results
     from dpcompare.launch.inputs import check_inputs
-    from dpcompare.system.terminal_text import printable
+    from dpcompare.launch.memory import need_of
 
     for arm in study.arms:
         check_inputs(arm.config)
@@ -280,6 +290,7 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
                         "arm": arm.name,
                         "run_dir": str(run_dir),
                         "workload": study.workload_of(number, arm).model_dump(mode="json"),
+                        "bytes_per_device": need.total if (need := need_of(arm.config)) else None,
                     }
                     for number, position, arm, run_dir in runs
                 ],
@@ -297,4 +308,7 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     stdout_console().print(table)
     for workload in dict.fromkeys(arm.config.workload.in_words for arm in study.arms):
         click.echo(f"workload: {printable(workload)}")
+    for line in dict.fromkeys(_memory_of(arm.config) for arm in study.arms):
+        if line:
+            click.echo(line)
     click.echo(f"{pluralize(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")

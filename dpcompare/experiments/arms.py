@@ -17,6 +17,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import num_training_images
+from dpcompare.launch.memory import require_memory
 from dpcompare.launch.run import require_environment
 from dpcompare.models.architectures import model_of
 from dpcompare.models.costs import training_flops
@@ -189,6 +190,7 @@ def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
     config = request.build(num_nodes, devices_per_node, ())
     require_compiler(config.tuning)
     require_environment(config)
+    require_memory(config)
     if config.cluster.simulated and config.cluster.device_type == "gpu":  # of other machines nothing is known here
         require_cuda(request.framework, config.python)
     return Arm(name=request.name_on(num_nodes, devices_per_node), config=config)

@@ -25,6 +25,7 @@ from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_again, prepare_inputs, remarks_on
 from dpcompare.launch.late_step import with_late_step
+from dpcompare.launch.memory import memory_remark, require_memory
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.plan import exposure, require_free_variables
 from dpcompare.launch.remembered import remember_first_step
@@ -97,7 +98,7 @@ def run(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         prepared = prepare_run(config, directory, data_progress)
-        for line in filter(None, (exposure(prepared), *remarks_on(prepared))):
+        for line in filter(None, (exposure(prepared), *remarks_on(prepared), memory_remark(prepared))):
             (remark or callbacks.report)(line)
         try:
             with _hold(directory):
@@ -298,6 +299,7 @@ def require_machine(config: RunConfig) -> None:
                 "them), or choose others with --gpus"
             )
         require_cuda(config.framework, config.python)
+    require_memory(config)
 
 
 LEAST_OF_SHARED_GPU = 1 << 30

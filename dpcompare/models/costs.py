@@ -79,6 +79,8 @@ ATTENTION_PRODUCTS = 2
 """Between tokens, of as many multiplications each: queries by keys, and what follows by values."""
 ATTENTION_FEATURES = 4
 """Of each token: its query, key and value are read, and one is written."""
+ATTENTION_KEPT = 3
+"""Of each token for the backward pass: its query, key and value. What is written enters the next layer, whose it is."""
 
 
 class LayerCost(NamedTuple):
@@ -91,6 +93,8 @@ class LayerCost(NamedTuple):
     """Features that training has to read and write at least, forward and backward, if none stays in a cache: a layer of
     products reads its input, writes its output, reads both and the gradient of the output twice, and writes that of the
     input. Activations and pooling, which compilers fuse with their neighbours, and weights are not counted."""
+    values_kept: int
+    """Features that the forward pass keeps for the backward pass at least: what entered the layer."""
 
 
 def layer_costs(model: str, image_size: int, num_classes: int) -> list[LayerCost]:
@@ -111,7 +115,7 @@ def _costs(model: str, image_size: int, num_classes: int) -> Iterator[LayerCost]
             yield _of_products(layer, shape, entering, leaving)
         else:
             passes = BATCH_NORM_PASSES if f"{layer}.running_var" in shapes else LAYER_NORM_PASSES
-            yield LayerCost(layer, 0, passes * shape[0] * leaving)
+            yield LayerCost(layer, 0, passes * shape[0] * leaving, shape[0] * leaving)
     yield from (_of_attention(layer, tokens, width) for layer, (tokens, width) in attention.items())
 
 
@@ -121,13 +125,15 @@ def _of_products(layer: str, shape: Shape, entering: int, leaving: int) -> Layer
     is_depthwise = len(shape) == 4 and shape[1] == 1
     channels_in = channels_out if is_depthwise else shape[1]
     moved = channels_in * entering + channels_out * leaving
-    return LayerCost(layer, FLOPS_PER_MULTIPLICATION * math.prod(shape) * leaving, PASSES * moved)
+    flops = FLOPS_PER_MULTIPLICATION * math.prod(shape) * leaving
+    return LayerCost(layer, flops, PASSES * moved, channels_in * entering)
 
 
 def _of_attention(layer: str, tokens: int, width: int) -> LayerCost:
     """The cost of the products of tokens with tokens, whose scores stay in a cache, as in the kernels of Dao 2023."""
     flops = FLOPS_PER_MULTIPLICATION * ATTENTION_PRODUCTS * tokens**2 * width
-    return LayerCost(layer, flops, PASSES * ATTENTION_FEATURES * tokens * width)
+    features = tokens * width
+    return LayerCost(layer, flops, PASSES * ATTENTION_FEATURES * features, ATTENTION_KEPT * features)
 
 
 def training_flops(model: str, image_size: int, num_classes: int) -> int | None:
@@ -138,3 +144,8 @@ def training_flops(model: str, image_size: int, num_classes: int) -> int | None:
 def values_moved(model: str, image_size: int, num_classes: int) -> int | None:
     """Values of features that one image makes a training step read and write at least; None as above."""
     return sum(cost.values_moved for cost in layer_costs(model, image_size, num_classes)) or None
+
+
+def values_kept(model: str, image_size: int, num_classes: int) -> int | None:
+    """Values of features that training keeps of one image between its passes at least; None as above."""
+    return sum(cost.values_kept for cost in layer_costs(model, image_size, num_classes)) or None
