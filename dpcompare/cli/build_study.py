@@ -251,6 +251,7 @@ def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
     """Refuse seeds beyond the largest one, and say what varies where weights come from a file."""
     from dpcompare.config.workload import LARGEST_SEED
     from dpcompare.experiments.learning import varied_by_seed
+    from dpcompare.models.spec import ARE_DRAWN
 
     for arm in arms:
         if arm.config.workload.seed + repeats > LARGEST_SEED:
@@ -258,7 +259,7 @@ def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
                 f"--seed: received {arm.config.workload.seed} with --vary-seed, which adds the number of the round; "
                 f"expected at most {LARGEST_SEED - repeats}"
             )
-    if any(arm.config.workload.weights != "random" for arm in arms):
+    if any(arm.config.workload.weights not in ARE_DRAWN for arm in arms):
         click.echo(f"--vary-seed: {varied_by_seed([arm.config.model_dump() for arm in arms])}", err=True)
 
 

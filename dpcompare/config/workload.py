@@ -24,6 +24,7 @@ from dpcompare.config.setting import (
 )
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
 from dpcompare.models.architectures import MODELS, misfits, model_of
+from dpcompare.models.spec import DRAWN, ZERO_INIT
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 
@@ -76,17 +77,18 @@ class Workload(Config):
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see
     `dpcompare.models.custom`."""
     weights: str = setting(
-        "random",
+        DRAWN,
         changes=Changes.FIRST_LOSS,
         same_training=True,
         option=Option(
             TRAINING,
-            metavar="random|imagenet|FILE",
+            metavar=f"{DRAWN}|{ZERO_INIT}|imagenet|FILE",
             help="FILE: safetensors with the names of timm or torchvision, or a Keras file; a classifier for other "
-            "classes is drawn afresh.",
+            f"classes is drawn afresh. {ZERO_INIT}: {DRAWN}, but residual branches of ResNet add nothing at first.",
         ),
     )
-    """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
+    """Initial weights: `random`, `zero-init` (random, but the last BatchNorm of each residual branch has scale 0, as in
+    Goyal et al. 2017), `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     global_batch_size: int = setting(
         32,
         ge=1,

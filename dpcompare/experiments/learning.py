@@ -35,6 +35,7 @@ from dpcompare.experiments.fairness_checks import names_that_change, names_that_
 from dpcompare.experiments.sentences import time_headline_of
 from dpcompare.experiments.soundness import doubt_of, measured_time_to_target
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
+from dpcompare.models.spec import ARE_DRAWN, DRAWN
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import joined, pluralize
@@ -120,7 +121,9 @@ def varied_by_seed(configs: Sequence[Mapping[str, Any]]) -> str:
         configs: those of runs, by their fields; what any of them has is named.
     """
     workloads = [config["workload"] for config in configs]
-    files = dict.fromkeys(source for workload in workloads if (source := workload.get("weights", "random")) != "random")
+    files = dict.fromkeys(
+        source for workload in workloads if (source := workload.get("weights", DRAWN)) not in ARE_DRAWN
+    )
     varied = list(dict.fromkeys(filter(None, map(_weights_of_seed, configs))))
     varied.append("the sample order")
     if any(workload.get("augment") for workload in workloads):
@@ -133,7 +136,7 @@ def varied_by_seed(configs: Sequence[Mapping[str, Any]]) -> str:
 
 def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
     """The weights that a seed draws; None where a file has them all."""
-    if config["workload"].get("weights", "random") == "random":
+    if config["workload"].get("weights", DRAWN) in ARE_DRAWN:
         return "the initial weights"
     inputs = config.get("inputs")
     if inputs is None:  # the file is not read yet

@@ -14,6 +14,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dropout
 from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
 from dpcompare.models.sealed import sha256_of
+from dpcompare.models.spec import ZERO_INIT
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.python_environment import is_custom
@@ -52,7 +53,8 @@ def weights_of(
             ]
         )
     weights = prepare_weights(
-        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
+        *(workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes),
+        zero_init=workload.weights == ZERO_INIT,
     )
     return {
         "weights": weights,

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 from dpcompare.models import efficientnet, resnet, toys, vgg, vit
-from dpcompare.models.spec import ModelSpec
+from dpcompare.models.spec import DRAWN, ZERO_INIT, ModelSpec
 
 MODELS: dict[str, ModelSpec] = {**efficientnet.SPECS, **resnet.SPECS, **vgg.SPECS, **vit.SPECS, **toys.SPECS}
 
@@ -41,6 +41,12 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
         yield (
             f"weights: received imagenet, but none are published for {name}; expected random or a file, or one of the "
             f"models {', '.join(published)}"
+        )
+    elif weights == ZERO_INIT and not model.ends_of_branches:
+        branched = [other for other, row in MODELS.items() if row.ends_of_branches]
+        yield (
+            f"weights: received {ZERO_INIT}, but {name} has no residual branch that ends with BatchNorm; expected "
+            f"{DRAWN}, or one of the models {', '.join(branched)}"
         )
     elif weights == "imagenet" and model.published_image_size not in (None, image_size):
         yield (

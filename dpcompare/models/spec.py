@@ -17,6 +17,10 @@ Shape = tuple[int, ...]
 InitialValues = Literal["efficientnet", "resnet", "vgg", "vit"]
 """The rules of `dpcompare.models.initial_weights`."""
 
+DRAWN, ZERO_INIT = "random", "zero-init"
+ARE_DRAWN = (DRAWN, ZERO_INIT)
+"""Initial weights that no file has; the second begins with residual branches that add nothing."""
+
 IMAGE_CHANNELS = 3
 NO_COLUMNS: Mapping[str, slice] = MappingProxyType({})
 """The columns of drop masks where nothing is dropped."""
@@ -59,6 +63,8 @@ class ModelSpec:
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
     initial_values: InitialValues = "efficientnet"
     """The rule by which its tensors are drawn."""
+    ends_of_branches: tuple[str, ...] = ()
+    """Names of the scales of the last BatchNorm of each residual branch, which `zero-init` begins with 0."""
     layers: tuple[tuple[str, ...], ...]
     """What it can be cut between: by the prefixes of the names of their tensors, in the order of the layers."""
     drops: tuple[Drop, ...] = ()

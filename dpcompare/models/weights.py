@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from dpcompare.models.architectures import MODELS
 from dpcompare.models.initial_weights import INITIALIZATION, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_file import is_of_keras, read_keras_file
 from dpcompare.models.sealed import is_whole, seal, unseal
-from dpcompare.models.spec import Shape
+from dpcompare.models.spec import ARE_DRAWN, ZERO_INIT, Shape
 from dpcompare.system.files import write_synced
 
 HUB = "https://huggingface.co"
@@ -53,7 +54,7 @@ def load_source(weights: str, model: str, image_size: int, cache: Path) -> Sourc
     """The file that a workload names; None where all weights are drawn.
 
     Args:
-        weights: `random`, `imagenet`, or a file.
+        weights: `random`, `zero-init`, `imagenet`, or a file.
         model: which they are for.
         image_size: of its images, in pixels.
         cache: where a file that was fetched is kept.
@@ -61,7 +62,7 @@ def load_source(weights: str, model: str, image_size: int, cache: Path) -> Sourc
     Raises:
         RequestError: it cannot be had, or holds no weights.
     """
-    if weights == "random":
+    if weights in ARE_DRAWN:
         return None
     if weights == "imagenet":
         return _published(model, image_size, cache)
@@ -96,6 +97,8 @@ def prepare_weights(
     source: Source | None,
     cache: Path,
     custom_shapes: Mapping[str, Shape] | None = None,
+    *,
+    zero_init: bool = False,
 ) -> Path:
     """The file of a model's initial weights, made now unless the cache has it undamaged.
 
@@ -107,12 +110,13 @@ def prepare_weights(
         source: the file to take weights from, if any.
         cache: where it is kept.
         custom_shapes: of the tensors of a custom model.
+        zero_init: whether residual branches begin with adding nothing.
 
     Raises:
         RequestError: the source's weights are not those of the model, or nothing can be written into the cache.
     """
     shape = f"{image_size}px-{num_classes}classes"
-    origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
+    origin = f"-{ZERO_INIT}" if zero_init else "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
     name = f"{_name_of(model, custom_shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
     if is_whole(path):
@@ -121,6 +125,8 @@ def prepare_weights(
         weights = custom_weights(custom_shapes, seed)
     else:
         weights = initial_weights(model, image_size, num_classes, seed)
+    if zero_init:
+        weights |= {name: np.zeros_like(weights[name]) for name in MODELS[model].ends_of_branches}
     classifier = "drawn"
     if source is not None:
         weights, classifier = fit(source, weights, model)
@@ -210,6 +216,10 @@ def _is_ignored(name: str) -> bool:
     return name.endswith("num_batches_tracked") or name in {f"normalization.{n}" for n in ("mean", "variance", "count")}
 
 
+VERSION_1 = re.compile(r"conv\d_block\d+_\d_conv\b")
+OF_VERSION_1 = "Keras's ResNet50, which is version 1 with biased convolutions, and not v1.5 as torchvision's and timm's"
+
+
 def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
     """The tensors of a source in the place of those drawn, and where the classifier comes from.
 
@@ -242,9 +252,10 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
     ]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        version = f" (these layers are of {OF_VERSION_1})" if any(map(VERSION_1.match, found)) else ""
         raise RequestError(
-            f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}; expected weights of this "
-            "model, with any number of classes"
+            f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}{version}; expected weights "
+            "of this model, with any number of classes"
         )
     return fitted, classifier
 

@@ -21,7 +21,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.weights import classifier_of, fit, load_source, prepare_weights, read_source
+from dpcompare.models.weights import Source, classifier_of, fit, load_source, prepare_weights, read_source
 from tests.support.command import invoke, python
 
 B0 = Workload(model="efficientnet-b0", image_size=32)
@@ -444,3 +444,33 @@ def test_a_keras_file_is_read_under_a_limit_of_address_space(tmp_path):
     script += "print(sorted(read_source(Path(sys.argv[1]).read_bytes(), 'file').tensors))"
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "file.h5")], capture_output=True, text=True)
     assert done.stdout == "['fc1.weight']\n", done.stderr
+
+
+def test_residual_branches_can_begin_with_adding_nothing(tmp_path):
+    drawn = {
+        zero_init: load_file(prepare_weights("resnet18", 32, 0, 10, None, tmp_path, zero_init=zero_init))
+        for zero_init in (False, True)
+    }
+    ends = {f"layer{stage}.{block}.bn2.weight" for stage in (1, 2, 3, 4) for block in (0, 1)}
+    assert {name for name in drawn[True] if not np.array_equal(drawn[True][name], drawn[False][name])} == ends
+    assert not any(drawn[True][name].any() for name in ends)
+    assert set(MODELS["resnet50"].ends_of_branches) >= {"layer1.0.bn3.weight", "layer4.2.bn3.weight"}
+
+
+def test_zero_init_is_refused_of_a_model_without_such_branches():
+    with pytest.raises(
+        ValueError, match="received zero-init, but vgg16 has no residual branch that ends with BatchNorm"
+    ):
+        Workload(model="vgg16", weights="zero-init")
+
+
+def test_weights_of_version_1_are_named():
+    drawn = initial_weights("resnet50-narrow", 32, 10, 0)
+    names = ("conv1_conv", "conv2_block1_1_conv", "conv2_block1_1_bn")
+    source = Source(name="keras.h5", sha256="0", tensors={f"{name}.weight": np.zeros(3) for name in names})
+    with pytest.raises(RequestError, match=r"\(these layers are of Keras's ResNet50, which is version 1 with biased"):
+        fit(source, drawn, "resnet50-narrow")
+    del source.tensors["conv2_block1_1_conv.weight"]
+    with pytest.raises(RequestError) as refused:
+        fit(source, drawn, "resnet50-narrow")
+    assert "version 1" not in str(refused.value)

@@ -144,6 +144,7 @@ def _row(name: str, published: str | None) -> ModelSpec:
         batchnorm_stride=32,
         batchnorm_epsilon=1e-5,
         initial_values="resnet",
+        ends_of_branches=tuple(f"{block.convolutions[-1].norm}.weight" for block in blocks(name)),
         shapes=lambda image_size, num_classes: dict(_shapes(name, num_classes)),
         layers=((STEM.name, STEM.norm), *((block.name,) for block in blocks(name)), ("fc",)),
         positions=lambda image_size: squares(_sides(name, image_size)),
