@@ -1,9 +1,9 @@
-"""What part of a step the exchange of gradients takes, by model and link: why the model decides if a mode scales.
+"""What part of a step the exchange of gradients takes, by model and link: why the model decides whether a mode scales.
 
     python -m benchmarks.exchange_by_model [--model resnet50 ...] [--link 10gbit 1gbit] [--rounds 3] [--write [FOLDER]]
 
 Two nodes, as hosts in network namespaces, so it needs root. In every round each model trains once per link, and once
-without gradient sync, in random order; otherwise as `benchmarks.links`, whose runs these are.
+without gradient sync, in random order. The runs are made as in `benchmarks.links`.
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ def main() -> None:
     workloads = [Workload(model=model, **WORKLOAD) for model in arguments.model]
     steps = measured(workloads, arguments.link, arguments.rounds, random.Random(arguments.seed))
     slowest = [median(fractions(steps, workload.model, arguments.link[-1])) for workload in workloads]
+    size, batch = workloads[0].image_size, workloads[0].global_batch_size
     is_whole = (arguments.model, arguments.link) == (parser.get_default("model"), parser.get_default("link"))
     keeper.keep(
         arguments.write,
         "exchange-by-model",
         "measured" if is_whole else "open",
-        sentences=[f"torch ddp, {WORKLOAD['image_size']} px, global batch 32, {arguments.rounds} rounds."],
+        sentences=[f"torch ddp, {size} px, global batch {batch}, {arguments.rounds} rounds."],
         tables=[table_of(workloads, steps, arguments.link)],
         figures=extremes("fraction", slowest, ".0%"),
     )

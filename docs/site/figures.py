@@ -316,7 +316,7 @@ def draw_exchange(result: Result) -> str:
             canvas.text(scale.start + 6, y + 22, f"{fraction:.0%} exchange", "paper", "small")
             y += 20
         y += 32
-    canvas.text(MARGIN, y - 8, "Two simulated nodes of one core each; GPUs compute faster.", "soft", "small")
+    canvas.text(MARGIN, y - 8, "Two simulated nodes of CPU cores; GPUs compute faster.", "soft", "small")
     return canvas.svg(title, y + 8)
 
 

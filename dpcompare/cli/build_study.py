@@ -201,7 +201,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         )
     if options.ablate:
         arms += tuple(filter(None, map(_ablated, arms)))
-    pair = _pair(options.pair, arms, run_options)
+    pair = _pair(options.pair, arms, run_options, subject)
     if options.vary_seed:
         _check_seeds(arms, repeats)
     return Study(
@@ -263,13 +263,21 @@ def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
         click.echo(f"--vary-seed: {varied_by_seed([arm.config.model_dump() for arm in arms])}", err=True)
 
 
-def _pair(texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions) -> tuple[str, ...] | None:
+def _pair(
+    texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions, subject: Sequence[str]
+) -> tuple[str, ...] | None:
     """The names of the two arms that were named beforehand, each as for --arm or by its name."""
     if not texts:
         return None
     if len(texts) != 2:
         raise RequestError(f"--pair: received {', '.join(texts)}, expected two arms: --pair torch:ddp --pair torch:dp")
-    return tuple(_named_arm(text, arms, run_options) for text in texts)
+    names = tuple(_named_arm(text, arms, run_options) for text in texts)
+    models = {arm.config.workload.model for arm in arms if arm.name in names}
+    if len(models) > 1 and "model" not in subject:
+        raise RequestError(
+            f"--pair: received arms of {' and '.join(sorted(models))}, expected two of one model, or --subject model"
+        )
+    return names
 
 
 def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str:
@@ -330,6 +338,12 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
         raise RequestError("\n".join([*reasons, "no arm is left; expected at least one that can run here"]))
     for reason in reasons:
         click.echo(f"left out: {reason}", err=True)
+    models = {arm.config.workload.model for arm in arms}
+    if len(models) == len(arms) > 1 and "model" not in options.subject:
+        click.echo(
+            "one arm of each model: arms of different models are not compared; name another arm, or --subject model",
+            err=True,
+        )
     if len(arms) == 1 and not options.ablate:
         click.echo(f"one arm alone, {arms[0].name}: its speed is measured, and compared with nothing", err=True)
     return arms
@@ -347,11 +361,8 @@ def _with_each_model(texts: Sequence[str], run_options: RunOptions) -> list[str]
         return list(texts)
     if "" in models or len(set(models)) < len(models):
         raise RequestError(f"--model: received {received!r}, expected each model once, such as resnet18,vit-ti16")
-    names_own = [any(change.partition("=")[0].strip() == "model" for change in text.split(",")[1:]) for text in texts]
-    arms = [
-        text if own else f"{text},model={model}" for model in models for text, own in zip(texts, names_own, strict=True)
-    ]
-    return list(dict.fromkeys(arms))
+    own = [text for text in texts if any(part.partition("=")[0].strip() == "model" for part in text.split(",")[1:])]
+    return [*own, *(f"{text},model={model}" for model in models for text in texts if text not in own)]
 
 
 def arms_on_one_topology(requests: Sequence[ArmRequest], options: RunOptions) -> tuple[Arm, ...]:

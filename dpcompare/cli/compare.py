@@ -251,11 +251,11 @@ def prepared(study: Study) -> Study:
 
 def _memory_of(config: RunConfig) -> str | None:
     """What each device of an arm needs; None of a model whose layers are not known."""
-    from dpcompare.launch.memory import in_words, need_of
+    from dpcompare.launch.memory import need_in_words, need_of
 
     need = need_of(config)
     model, cluster = printable(config.workload.model), config.cluster.in_words
-    return f"memory: {model} on {cluster}: at least {in_words(need)} for each device" if need else None
+    return f"memory: {model} on {cluster}: at least {need_in_words(need)} for each device" if need else None
 
 
 def print_plan(study: Study, out: Path, *, as_json: bool) -> None:

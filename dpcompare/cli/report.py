@@ -139,6 +139,13 @@ def report(
     return EXIT_NEGATIVE if any(judged.values()) else 0
 
 
+def _not_in_headline(comparison: Comparison) -> int:
+    """How many pairs show a difference in addition to that of the headline, which names one for each model."""
+    decided = [claim for claim in comparison.claims if claim.outcome in ("faster", "slower")]
+    models = {name: group.model for group in comparison.groups for name in group.arms}
+    return len(decided) - len({models.get(claim.first) for claim in decided})
+
+
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and settings."""
     from dpcompare.report.remarks import all_remarks, short_remarks
@@ -148,7 +155,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     print_lines(as_text(comparison, width).removesuffix("\n"), bold=headline_lines(comparison, width))
     if full:
         _print_figures(comparison)
-    elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
+    elif (others := _not_in_headline(comparison)) > 0:
         click.echo(f"{pluralize(others, 'more pair')} show{'s' if others == 1 else ''} a difference (--full).")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None

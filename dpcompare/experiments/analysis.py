@@ -84,7 +84,9 @@ def _compared(collection: Collection) -> Comparison:
     headline = (
         f"{gate.sentence} {gate.advice}".rstrip()
         if gate
-        else of_each_model(sets, lambda arms: _headline(arms, claims, rows, needed=needed, is_partial=partial))
+        else of_each_model(
+            sets, lambda arms: headline_of(*_of_set(arms, sets, claims, rows), needed=needed, is_partial=partial)
+        )
     )
     return Comparison(
         partial=partial,
@@ -105,7 +107,7 @@ def _compared(collection: Collection) -> Comparison:
         time_to_accuracy=time_to_accuracy(sets, {row.name: row.to_target for row in rows}, sheet_of),
         not_judged=not_judged(present),
         predictions=predictions_of(sets),
-        agreement=agreement_of(claims, present),
+        agreement=_agreement(sets, claims),
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
@@ -239,13 +241,21 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
     return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
 
 
-def _headline(
-    arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool
-) -> str:
-    """The sentence about the arms of one set; other arguments as of `headline_of`."""
-    names = {arm.name for arm in arms}
-    claims = [claim for claim in claims if {claim.first, claim.second} <= names]
-    return headline_of(claims, [row for row in rows if row.name in names], needed=needed, is_partial=is_partial)
+def _of_set(
+    arms: Sequence[ArmRuns], sets: Sequence[Sequence[ArmRuns]], claims: Sequence[ClaimRow], rows: Sequence[ArmRow]
+) -> tuple[list[ClaimRow], list[ArmRow]]:
+    """The claims about the arms of a set, and the rows of its model, those of failed arms included."""
+    names, model = {arm.name for arm in arms}, arms[0].config.workload.model
+    own = [claim for claim in claims if {claim.first, claim.second} <= names]
+    return own, [row for row in rows if len(sets) == 1 or row.model == model]
+
+
+def _agreement(sets: Sequence[Sequence[ArmRuns]], claims: Sequence[ClaimRow]) -> str | None:
+    found = {id(arms): agreement_of(_of_set(arms, sets, claims, ())[0], arms) for arms in sets}
+    known = [arms for arms in sets if found[id(arms)]]
+    if len(sets) == 1 or not known:
+        return found[id(sets[0])]
+    return of_each_model(known, lambda arms: str(found[id(arms)]))
 
 
 def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], *, names_model: bool) -> list[Group]:

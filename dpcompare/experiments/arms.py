@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,13 +163,17 @@ def _sharing_defaults(
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The same arms, those on GPUs with the defaults that follow from all of them."""
     configs = [arm.config for _, _, arm in found]
+    counts = Counter(config.workload.model for config in configs)
+    by_model = min(counts.values(), default=0) > 1  # each model is compared for itself, so it has its own image size
     arms, refusals = [], []
     for request, topology, arm in found:
         if arm.config.cluster.device_type != "gpu":
             arms.append(arm)
             continue
         try:
-            arms.append(arm.changed(config=request.build(*topology, configs)))
+            model = arm.config.workload.model
+            alike = [config for config in configs if not by_model or config.workload.model == model]
+            arms.append(arm.changed(config=request.build(*topology, alike)))
         except RequestError as error:  # an arm on the CPU takes part, whose defaults do not suit every number of GPUs
             refusals.append(_refusal(request, topology, error))
     return tuple(arms), refusals

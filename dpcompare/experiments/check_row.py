@@ -29,6 +29,8 @@ class Differs(Flag):
     """A global batch that grows with the devices."""
     CLUSTERS = auto()
     """Clusters of other machines and networks."""
+    MODELS = auto()
+    """Models of other layers."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -109,7 +110,14 @@ def of_each_model(sets: Sequence[Sequence[ArmRuns]], sentence: Callable[[Sequenc
     """What a study says: a sentence on the arms of each set, after the name of its model where there are several."""
     if len(sets) == 1:
         return sentence(sets[0])
-    return " ".join(f"{printable(arms[0].config.workload.model)}: {sentence(arms)}" for arms in sets)
+    models = {printable(arms[0].config.workload.model): arms for arms in sets}
+    return " ".join(
+        f"{model}: {ANOTHER_PAIR if all(arm.is_named is False for arm in arms) else sentence(arms)}"
+        for model, arms in models.items()
+    )
+
+
+ANOTHER_PAIR = "exploratory, since a pair of another model was named beforehand."
 
 
 def is_exploratory(first: ArmRuns, second: ArmRuns) -> bool:
@@ -136,15 +144,25 @@ class Collection:
         return tuple(dict.fromkeys((*self.subject, *common)))
 
     def judged_together(self, arms: Sequence[ArmRuns]) -> list[list[ArmRuns]]:
-        """The arms in the sets within which pairs are judged: those of one model, where a set would have two.
+        """Arms in the sets within which pairs are judged: those of one model, if a study has several arms of one.
 
-        Of two models none is the faster or the better trained one, unless the study is about that.
+        Of two models none is the faster or the better trained one, unless the study is about that. What has run so far
+        or failed plays no part.
         """
-        models: dict[str, list[ArmRuns]] = {}
+        if not any(map(self._has_arms_by_model, {arm.source for arm in self.arms})):
+            return [list(arms)]
+        sets: dict[tuple[str, str], list[ArmRuns]] = {}
         for arm in arms:
-            models.setdefault(arm.config.workload.model, []).append(arm)
-        is_subject = "model" in self.subject_of(arms)
-        return [list(arms)] if is_subject or max(map(len, models.values())) < 2 else list(models.values())
+            about_models = "model" in (*self.subject, *arm.subject)
+            key = ("study", arm.source) if about_models else ("model", arm.config.workload.model)
+            sets.setdefault(key, []).append(arm)
+        return list(sets.values())
+
+    def _has_arms_by_model(self, source: str) -> bool:
+        arms = [arm for arm in self.arms if arm.source == source]
+        counts = Counter(arm.config.workload.model for arm in arms)
+        is_subject = "model" in (*self.subject, *(setting for arm in arms for setting in arm.subject))
+        return len(counts) > 1 and max(counts.values()) > 1 and not is_subject
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:

@@ -101,7 +101,10 @@ class Sheet:
         return f"{self.verdict} (of {len(self.rows)} settings, {found})"
 
 
-SUBJECTS: Mapping[str, frozenset[str]] = {"batch": names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH)}
+SUBJECTS: Mapping[str, frozenset[str]] = {
+    "batch": names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH),
+    "model": names_that_differ(Differs.MODELS),
+}
 """Name of what a comparison is about -> the checks that differ with it."""
 
 

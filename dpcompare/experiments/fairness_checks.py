@@ -52,11 +52,12 @@ CHECKS: dict[str, FairnessCheck] = {
         differs=Differs.SEEDS | Differs.GLOBAL_BATCH,
     ),
     "augmentation": workload_check("augment"),
-    "model": workload_check("model", lambda r: r.model),
+    "model": workload_check("model", lambda r: r.model, differs=Differs.MODELS),
     "source of the model": FairnessCheck(
         lambda r: r.settings.get("model_source", "of dpcompare") if r.settings else None,
         Changes.FIRST_LOSS,
         "use the same version of the model's file",
+        differs=Differs.MODELS,
     ),
     "image size": workload_check("image_size", lambda r: r.image_size),
     "initial weights": FairnessCheck(
@@ -64,7 +65,7 @@ CHECKS: dict[str, FairnessCheck] = {
         Changes.FIRST_LOSS,
         "use the same --model, --weights and --seed; for a custom model also the same names of layers, unless its "
         "runs are of one `dpcompare compare`, which matches them",
-        differs=Differs.SEEDS,
+        differs=Differs.SEEDS | Differs.MODELS,
     ),
     "steps trained": FairnessCheck(
         lambda r: values.until_target(r) or len(r.train_loss),
@@ -97,7 +98,10 @@ CHECKS: dict[str, FairnessCheck] = {
     "BatchNorm scope": workload_check("batchnorm"),
     "BatchNorm momentum": workload_check("batchnorm_momentum"),
     "BatchNorm epsilon": FairnessCheck(
-        values.batchnorm_epsilon, Changes.FIRST_LOSS, "use the same release of dpcompare"
+        values.batchnorm_epsilon,
+        Changes.FIRST_LOSS,
+        "use the same release of dpcompare",
+        differs=Differs.MODELS,
     ),
     "BatchNorm recomputation": workload_check("batchnorm_recompute", off="none"),
     "optimizer": workload_check("optimizer", values.setting_value("optimizer")),
@@ -111,12 +115,16 @@ CHECKS: dict[str, FairnessCheck] = {
     "label smoothing": workload_check("label_smoothing", off="none"),
     "regularization": workload_check("regularization"),
     "dropout": FairnessCheck(
-        values.setting_value("dropout"), Changes.BATCHES | Changes.FIRST_LOSS, "use the same rate in all frameworks"
+        values.setting_value("dropout"),
+        Changes.BATCHES | Changes.FIRST_LOSS,
+        "use the same rate in all frameworks",
+        differs=Differs.MODELS,
     ),
     "stochastic depth": FairnessCheck(
         values.setting_value("stochastic_depth"),
         Changes.BATCHES | Changes.FIRST_LOSS,
         "use the same rate in all frameworks",
+        differs=Differs.MODELS,
     ),
     # What that made of it: a setting that was asked for and not obeyed shows here, first in what says which step.
     **{

@@ -36,8 +36,16 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
         yield _rounds("settle it", study, study_dir, ROUNDS_FOR_CLAIM)
     elif "no difference shown" in comparison.outcomes and not comparison.stopped_by:
         yield _rounds("more rounds", study, study_dir, 2 * study.repeats)
-    if any(row.communication_ms is not None and row.num_nodes > 1 for row in comparison.arms):
-        yield NextStep(name="more nodes", command=hint("project", study_dir))
+    yield from _more_nodes(comparison, study_dir)
+
+
+def _more_nodes(comparison: Comparison, study_dir: Path) -> Iterator[NextStep]:
+    """The command that predicts more nodes; one for each model, since it predicts arms that are comparable."""
+    measured = [row for row in comparison.arms if row.communication_ms is not None and row.num_nodes > 1]
+    by_model = any(group.model for group in comparison.groups)
+    for model in dict.fromkeys(row.model if by_model else "" for row in measured):
+        named = (part for row in measured if row.model == model for part in ("--arm", row.name))
+        yield NextStep(name="more nodes", command=hint("project", study_dir, *named))
 
 
 def _of_gate(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:

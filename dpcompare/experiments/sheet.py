@@ -47,24 +47,26 @@ def sheet_of_sets(sets: Sequence[Sequence[ArmRuns]], arms: Sequence[ArmRuns], su
     """
     if len(sets) == 1:
         return sheet_of_arms(arms, subject)
-    sheets = [sheet_of_arms(each, subject) for each in sets]
-    return fairness.Sheet(
-        rows=[_joined(rows, sets, arms) for rows in zip(*(sheet.rows for sheet in sheets), strict=True)]
-    )
+    sheets = [{row.setting: row for row in sheet_of_arms(each, subject).rows} for each in sets]
+    settings = dict.fromkeys(setting for sheet in sheets for setting in sheet)
+    return fairness.Sheet(rows=[_joined([sheet.get(each) for sheet in sheets], sets, arms) for each in settings])
 
 
-def _joined(rows: Sequence[fairness.Row], sets: Sequence[Sequence[ArmRuns]], arms: Sequence[ArmRuns]) -> fairness.Row:
-    """A row of all sets, from the same row of each."""
+def _joined(
+    found: Sequence[fairness.Row | None], sets: Sequence[Sequence[ArmRuns]], arms: Sequence[ArmRuns]
+) -> fairness.Row:
+    """A row of all sets, from the same row of each; a set without it has arms of one study."""
     values: dict[str, list[Any]] = {}
-    for row, members in zip(rows, sets, strict=True):
-        left = iter(row.values)
-        values |= {arm.name: [next(left) for _ in arm.completed] for arm in members}
-    reasons = {members[0].config.workload.model: row for row, members in zip(rows, sets, strict=True) if row.reason}
-    all_values = [value for arm in arms for value in values[arm.name]]
+    for row, members in zip(found, sets, strict=True):
+        left = iter(row.values) if row else None
+        values |= {arm.name: [next(left) if left else arm.source for _ in arm.completed] for arm in members}
+    rows = [row for row in found if row]
+    reasons = {each[0].config.workload.model: row for row, each in zip(found, sets, strict=True) if row and row.reason}
     return replace(
         rows[0],
-        values=all_values,
-        equal=not reasons and all(value == all_values[0] for value in all_values),
+        values=[value for arm in arms for value in values[arm.name]],
+        # The first values suffice: within each set all are equal as that check has it, perhaps round by round.
+        equal=all(row.equal for row in rows) and len({str(values[members[0].name][0]) for members in sets}) == 1,
         reason=bool(reasons),
         detail="; ".join(f"with {model}, {row.explained}" for model, row in reasons.items()),
     )

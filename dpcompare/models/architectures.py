@@ -43,11 +43,8 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
             f"models {', '.join(published)}"
         )
     elif weights == ZERO_INIT and not model.ends_of_branches:
-        branched = [other for other, row in MODELS.items() if row.ends_of_branches]
-        yield (
-            f"weights: received {ZERO_INIT}, but {name} has no residual branch that ends with BatchNorm; expected "
-            f"{DRAWN}, or one of the models {', '.join(branched)}"
-        )
+        branched = ", ".join(other for other, row in MODELS.items() if row.ends_of_branches)
+        yield f"weights: received {ZERO_INIT} with {name}; expected {DRAWN} or a file, or one of the models {branched}"
     elif weights == "imagenet" and model.published_image_size not in (None, image_size):
         yield (
             f"image_size: received {image_size}, but the published weights of {name} are for "

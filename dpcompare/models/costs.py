@@ -80,7 +80,8 @@ ATTENTION_PRODUCTS = 2
 ATTENTION_FEATURES = 4
 """Of each token: its query, key and value are read, and one is written."""
 ATTENTION_KEPT = 3
-"""Of each token for the backward pass: its query, key and value. What is written enters the next layer, whose it is."""
+"""Of each token for the backward pass: its query, key and value. What is written is counted with the layer that it
+enters."""
 
 
 class LayerCost(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,8 +215,8 @@ def _is_ignored(name: str) -> bool:
     return name.endswith("num_batches_tracked") or name in {f"normalization.{n}" for n in ("mean", "variance", "count")}
 
 
-VERSION_1 = re.compile(r"conv\d_block\d+_\d_conv\b")
-OF_VERSION_1 = "Keras's ResNet50, which is version 1 with biased convolutions, and not v1.5 as torchvision's and timm's"
+OF_KERAS_RESNET = "conv2_block1_0_conv."
+"""A layer that Keras's other models do not have; in version 2 some layers have `preact` in their names."""
 
 
 def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
@@ -252,12 +251,19 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
     ]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        version = f" (these layers are of {OF_VERSION_1})" if any(map(VERSION_1.match, found)) else ""
+        version = (
+            " (these layers are of Keras's ResNet, version 1 with biased convolutions)" if _is_version_1(found) else ""
+        )
         raise RequestError(
             f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}{version}; expected weights "
             "of this model, with any number of classes"
         )
     return fitted, classifier
+
+
+def _is_version_1(names: Collection[str]) -> bool:
+    """Whether these are tensors of Keras's ResNet50, or a deeper one, of version 1."""
+    return any(name.startswith(OF_KERAS_RESNET) for name in names) and not any("preact" in name for name in names)
 
 
 def _is_other_head(found: dict[str, Any], shapes: dict[str, Shape], weight: str, bias: str) -> bool:

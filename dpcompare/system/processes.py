@@ -25,11 +25,14 @@ def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     bounds = [int(found[1]) * 1024] if found else [0]
     try:
-        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used, parts = (
+            (cgroup / name).read_text().strip() for name in ("memory.max", "memory.current", "memory.stat")
+        )
     except OSError:  # the root group of a machine has no limit, and version 1 of control groups has other files
         return bounds[0]
-    if limit != "max":
-        bounds.append(int(limit) - int(used))
+    if limit != "max":  # the kernel gives the cache of files back to whoever needs memory
+        cached = sum(int(number) for number in re.findall(r"^(?:in)?active_file (\d+)$", parts, re.MULTILINE))
+        bounds.append(int(limit) - int(used) + cached)
     return min(bounds)
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from dpcompare.cli.report import _not_in_headline
+from dpcompare.experiments.next_steps import _more_nodes
 from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text, within
@@ -20,6 +22,10 @@ def of_model(model, arm, **changes):
         for run in arm.runs
     ]
     return renamed(f"{arm.name} model={model}", arm)
+
+
+def two_arms():
+    return runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)
 
 
 def two_models(*more, subject=()):
@@ -92,6 +98,77 @@ def test_accuracies_and_times_to_them_are_compared_within_a_model():
     assert all(claim.first.split("model=")[1] == claim.second.split("model=")[1] for claim in learning.claims)
     assert learning.headline.startswith("resnet18: torch ddp 2x1 model=resnet18 is 2.87 points more accurate")
     assert " mlp: torch ddp 2x1 model=mlp is 2.87 points more accurate" in learning.headline
+
+
+def test_what_has_failed_does_not_make_one_set_of_two_models():
+    arms = []
+    for model in ("resnet18", "mlp"):
+        failed = of_model(model, runs("tensorflow", "multiworker", [1.0] * 6))
+        failed.runs, failed.failures = [None] * 6, [f"round {number}: no memory" for number in range(1, 7)]
+        arms += [of_model(model, runs("torch", "ddp", FAST)), failed]
+    shown = compared(*arms)
+    assert shown.claims == []
+    assert shown.headline.startswith("resnet18: One arm alone: torch ddp 2x1 model=resnet18.")
+
+
+def test_a_named_pair_of_one_model_leaves_the_others_exploratory():
+    arms = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in two_arms()]
+    for arm in arms:
+        arm.is_named = arm.config.workload.model == "resnet18"
+    shown = compared(*arms)
+    assert shown.headline.endswith(" mlp: exploratory, since a pair of another model was named beforehand.")
+    assert " is 1.300 times as fast" in shown.headline
+
+
+def test_studies_are_reported_together_whatever_models_they_have():
+    arms = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in two_arms()]
+    other = of_model("resnet18", runs("torch", "fabric", SLOW))
+    other.source = "other"
+    shown = compared(*arms, renamed("other: fabric", other))
+    (study,) = (row for row in shown.settings if row.setting == "study")
+    assert study.values == ["", "", "", "", "other"]
+    assert any(reason.startswith("study: with resnet18, ") for reason in shown.reasons)
+
+
+def test_a_study_about_models_keeps_its_claims_next_to_one_by_model():
+    about = [of_model(model, runs("torch", "ddp", speeds)) for model, speeds in (("resnet18", SLOW), ("mlp", FAST))]
+    for arm in about:
+        arm.source, arm.subject = "about", ("model",)
+        arm.name = f"about: {arm.name}"
+    by_model = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in two_arms()]
+    outcomes = [claim.outcome for claim in compared(*about, *by_model).claims]
+    assert outcomes == ["slower", "faster", "faster"]
+
+
+def test_a_value_that_differs_between_rounds_alone_is_equal_on_the_sheet():
+    arms = []
+    for model in ("resnet18", "mlp"):
+        for arm in two_arms():
+            made = varied(of_model(model, arm), SEEDS[:6], workload={"model": model})
+            for number, run in enumerate(made.runs, start=1):
+                made.runs[number - 1] = run.model_copy(update={"weights_sha256": f"{model} {number}"})
+            arms.append(made)
+    rows = {row.setting: row for row in compared(*arms).settings}
+    assert rows["sample order"].equal
+    assert not rows["initial weights"].equal  # another file for each model, which is no reason
+    assert not rows["initial weights"].reason
+
+
+def test_more_nodes_are_predicted_model_by_model(tmp_path):
+    rows = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in two_arms()]
+    shown = compared(*rows)
+    assert list(_more_nodes(shown, tmp_path)) == []
+    measured = [row.model_copy(update={"communication_ms": 1.0}) for row in shown.arms]
+    commands = [step.command for step in _more_nodes(shown.model_copy(update={"arms": measured}), tmp_path)]
+    assert len(commands) == 2
+    assert all(command.count("--arm") == 2 for command in commands)
+    assert ("model=mlp" in commands[0], "model=mlp" in commands[1]) == (False, True)
+
+
+def test_pairs_beyond_those_of_the_headlines_are_counted():
+    shown = two_models()
+    assert _not_in_headline(shown) == 0
+    assert _not_in_headline(two_models(of_model("mlp", runs("torch", "fabric", SLOW)))) == 1
 
 
 @pytest.mark.seconds

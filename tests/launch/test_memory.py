@@ -10,7 +10,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.launch.memory import Need, free_for_each, in_words, memory_remark, need_of, require_memory
+from dpcompare.launch.memory import Need, free_for_each, memory_remark, need_in_words, need_of, require_memory
 from dpcompare.models.costs import values_kept
 from tests.support.command import invoke
 
@@ -62,6 +62,7 @@ def test_the_state_is_weights_gradients_and_what_the_optimizer_remembers():
     assert need_of(config(optimizer="sgd", precision="float64")).state == parameters * 3 * 8
     assert need_of(config(optimizer="sgd", precision="bfloat16")).state == parameters * 3 * 4
     assert need_of(config(mode="fsdp", optimizer="sgd")).state == parameters * 3 * 4 // 2
+    assert need_of(config(mode="dp", optimizer="adam")).state == parameters * 2 * 4  # the first device has the rest
 
 
 def test_features_are_those_of_the_images_of_a_replica_at_once():
@@ -74,6 +75,8 @@ def test_features_are_those_of_the_images_of_a_replica_at_once():
     one = need_of(config("vit-ti16", "single", 1, global_batch_size=32)).features
     piped = config("vit-ti16", "pipeline", 2, global_batch_size=32, accumulate=4, stages=2)
     assert need_of(piped).features == one // 2
+    by_turns = piped.model_copy(update={"pipeline_schedule": "1f1b"})  # two of four micro-batches at once
+    assert need_of(by_turns).features == one // 4
 
 
 def test_of_a_custom_model_nothing_is_estimated():
@@ -83,17 +86,22 @@ def test_of_a_custom_model_nothing_is_estimated():
     require_memory(own)
 
 
+def test_of_modes_with_servers_nothing_is_estimated():
+    workload = Workload(model="resnet18")
+    cluster = Cluster.partition(4, 1, device="cpu")
+    served = RunConfig(framework="tensorflow", mode="parameter-server", workload=workload, cluster=cluster)
+    assert need_of(served) is None
+
+
 def test_what_cannot_fit_is_refused_and_what_hardly_fits_is_remarked(monkeypatch):
     asked = config(optimizer="adam", global_batch_size=256)
     need = need_of(asked)
     monkeypatch.setattr("dpcompare.launch.memory.available_memory", lambda: 2 * (need.state - 1))
-    with pytest.raises(
-        RequestError, match=r"received resnet18 on 2 devices, each of which needs at least 0\.18 GB for"
-    ):
+    with pytest.raises(RequestError, match="resnet18 needs at least 179 MB on each device for weights, grad"):
         require_memory(asked)
     monkeypatch.setattr("dpcompare.launch.memory.available_memory", lambda: 2 * (need.state + 1))
     require_memory(asked)
-    assert memory_remark(asked).startswith("memory: at least ")
+    assert memory_remark(asked).startswith("memory: each device needs at least ")
     assert memory_remark(asked).endswith("use a smaller --global-batch-size, or --accumulate")
     monkeypatch.setattr("dpcompare.launch.memory.available_memory", lambda: 2 * need.total)
     assert memory_remark(asked) is None
@@ -108,7 +116,8 @@ def test_devices_of_one_gpu_share_its_memory(monkeypatch):
 
 
 def test_in_words():
-    assert in_words(Need(state=180_000_000, features=2_420_000_000)) == "2.6 GB (0.18 GB of state, 2.4 GB of features)"
+    words = "2.6 GB (180 MB of state, 2.4 GB of features)"
+    assert need_in_words(Need(state=180_000_000, features=2_420_000_000)) == words
 
 
 @pytest.mark.torch

@@ -62,7 +62,6 @@ class Depth:
 DEPTHS = {
     "resnet18": Depth(repeats=(2, 2, 2, 2), is_bottleneck=False),
     "resnet50": Depth(repeats=(3, 4, 6, 3), is_bottleneck=True),
-    # The same layers and an eighth of the channels: what it shows in seconds holds for the other.
     "resnet50-narrow": Depth(repeats=(3, 4, 6, 3), is_bottleneck=True, channels=(8, 16, 32, 64)),
 }
 
