@@ -1,6 +1,6 @@
 """The studies of docs/accuracy.md: do the modes reach the same accuracy, and which gets there first?
 
-    python -m stress.accuracy_studies modes batchnorm batch planted identical --data PHOTOS [--rounds 8]
+    python -m stress.accuracy_studies modes batchnorm batch models planted identical --data PHOTOS [--rounds 8]
 
 Each is a study below --out that the same command goes on with after an interruption. Prints its sentences, and
 computes its means, deviations, differences and intervals again from the result files by a few lines of NumPy.
@@ -88,6 +88,14 @@ STUDIES: dict[str, Question] = {
             *(*PHOTOS, "--optimizer", "sgd", "--epochs", EPOCHS, "--target-accuracy", "0.5"),
             *_about("global batch size", "batch per replica", "sample order", "steps trained", "measured steps"),
             *_about("learning rate", "learning-rate warm-up"),
+        ],
+    ),
+    "models": Question(
+        question="Do torch and TensorFlow reach the same accuracy with ResNet-18 and with ViT-Ti?",
+        arguments=[
+            *_arms("torch:single", "tensorflow:single"),
+            *("--model", "resnet18,vit-ti16", "--image-size", "32", "--device", "cpu", "--global-batch-size", "64"),
+            *("--epochs", "4", "--margin", "3"),
         ],
     ),
     "planted": Question(
