@@ -150,7 +150,7 @@ def test_the_reference_tells_groups_defaults_and_variables():
     heading, cells = rows["<code>--nodes INTEGER</code>"]
     assert (heading, cells[1].partition(";")[0]) == ("Mode and devices", "1")
     assert cells[0].endswith("<code>DPCOMPARE_NODES</code>")
-    heading, cells = rows["<code>--weights random&#124;imagenet&#124;FILE</code>"]
+    heading, cells = rows["<code>--weights random&#124;zero-init&#124;imagenet&#124;FILE</code>"]
     assert (heading, cells[1]) == ("Training", "random")
     assert rows["<code>--share-gpu</code>"][1][1] == "off"
     assert rows["<code>--isolate / --no-isolate</code>"][1][1].startswith("where TensorFlow")

@@ -49,7 +49,7 @@ def test_pairs_are_judged_within_a_model():
     assert (model.values, model.equal, model.reason) == (["resnet18"] * 2 + ["mlp"] * 2, False, False)
 
 
-def test_a_setting_that_differs_within_one_model_is_a_reason_with_its_name():
+def test_what_differs_within_a_model_is_a_reason_with_its_name():
     other = of_model("mlp", runs("torch", "fabric", SLOW, store_sha256="other"))
     shown = two_models(other)
     (reason,) = (reason for reason in shown.reasons if reason.startswith("data"))
@@ -130,7 +130,7 @@ def test_studies_are_reported_together_whatever_models_they_have():
     assert any(reason.startswith("study: with resnet18, ") for reason in shown.reasons)
 
 
-def test_a_study_about_models_keeps_its_claims_next_to_one_by_model():
+def test_a_study_about_models_keeps_its_claims():
     about = [of_model(model, runs("torch", "ddp", speeds)) for model, speeds in (("resnet18", SLOW), ("mlp", FAST))]
     for arm in about:
         arm.source, arm.subject = "about", ("model",)
@@ -140,7 +140,7 @@ def test_a_study_about_models_keeps_its_claims_next_to_one_by_model():
     assert outcomes == ["slower", "faster", "faster"]
 
 
-def test_a_value_that_differs_between_rounds_alone_is_equal_on_the_sheet():
+def test_what_differs_between_rounds_alone_is_equal():
     arms = []
     for model in ("resnet18", "mlp"):
         for arm in two_arms():
@@ -150,7 +150,7 @@ def test_a_value_that_differs_between_rounds_alone_is_equal_on_the_sheet():
             arms.append(made)
     rows = {row.setting: row for row in compared(*arms).settings}
     assert rows["sample order"].equal
-    assert not rows["initial weights"].equal  # another file for each model, which is no reason
+    assert not rows["initial weights"].equal  # another file for each model
     assert not rows["initial weights"].reason
 
 

@@ -55,7 +55,7 @@ def test_torch_keeps_what_is_estimated_at_least():
         assert estimated >= 0.45 * kept, name
 
 
-def test_the_state_is_weights_gradients_and_what_the_optimizer_remembers():
+def test_the_state_is_weights_gradients_and_slots():
     parameters = 11_181_642
     assert need_of(config(optimizer="adam")).state == parameters * 4 * 4
     assert need_of(config(optimizer="sgd")).state == parameters * 3 * 4
@@ -93,7 +93,7 @@ def test_of_modes_with_servers_nothing_is_estimated():
     assert need_of(served) is None
 
 
-def test_what_cannot_fit_is_refused_and_what_hardly_fits_is_remarked(monkeypatch):
+def test_what_cannot_fit_is_refused_and_what_hardly_fits_said(monkeypatch):
     asked = config(optimizer="adam", global_batch_size=256)
     need = need_of(asked)
     monkeypatch.setattr("dpcompare.launch.memory.available_memory", lambda: 2 * (need.state - 1))
