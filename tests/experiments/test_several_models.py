@@ -87,7 +87,7 @@ def test_one_device_is_the_baseline_of_its_own_model():
     ]
 
 
-def test_accuracies_and_times_to_them_are_compared_within_a_model():
+def test_accuracies_are_compared_within_a_model():
     arms = []
     for model in ("resnet18", "mlp"):
         for framework, mode, accuracies in (("torch", "ddp", BETTER), ("tensorflow", "multiworker", SEEDS)):
