@@ -145,8 +145,8 @@ class StudyOptions:
     subject: tuple[str, ...] = option(
         multiple=True,
         metavar="SETTING",
-        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision, or batch "
-        "with all that follows from it.",
+        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision. With "
+        "batch or model, what follows from it may differ too.",
     )
     pair: tuple[str, ...] = option(
         shell_complete=completed_arms,
@@ -194,7 +194,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     subject = checks_named(options.subject)
     repeats = num_rounds(options)
     _refuse_wrong_margin(options, repeats)
-    arms = _arms(options, run_options)
+    arms = _arms(options, run_options, subject)
     if options.until is not None and len(arms) < 2:
         raise RequestError(
             f"--until: received one arm ({arms[0].name}), expected at least 2: an interval is that of a ratio"
@@ -275,7 +275,8 @@ def _pair(
     models = {arm.config.workload.model for arm in arms if arm.name in names}
     if len(models) > 1 and "model" not in subject:
         raise RequestError(
-            f"--pair: received arms of {' and '.join(sorted(models))}, expected two of one model, or --subject model"
+            f"--pair: received arms of {' and '.join(sorted(models))}, expected two of one model; or pass "
+            "--subject model"
         )
     return names
 
@@ -316,7 +317,7 @@ def num_rounds(options: StudyOptions) -> int:
     return max(options.repeats, ROUNDS_FOR_CLAIM)
 
 
-def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
+def _arms(options: StudyOptions, run_options: RunOptions, subject: Sequence[str]) -> tuple[Arm, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
     from dpcompare.experiments.arms import expand_arms, reasons_of
 
@@ -326,7 +327,9 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     refuse_other_names(run_options.env, used, f"an arm with it, such as {texts[0]},env=NAME")
     pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(
-        requests, options.nodes, options.devices_per_node, pythons, options.devices, emulated=bool(options.arm)
+        *(requests, options.nodes, options.devices_per_node, pythons, options.devices),
+        emulated=bool(options.arm),
+        subject=subject,
     )
     reasons = reasons_of(refusals)
     # Of all modes, taken by default, those may be left out that this machine or topology does not have.
@@ -339,9 +342,9 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     for reason in reasons:
         click.echo(f"left out: {reason}", err=True)
     models = {arm.config.workload.model for arm in arms}
-    if len(models) == len(arms) > 1 and "model" not in options.subject:
+    if len(models) == len(arms) > 1 and "model" not in subject:
         click.echo(
-            "one arm of each model: arms of different models are not compared; name another arm, or --subject model",
+            "one arm of each model: arms of different models are not compared; add an arm, or pass --subject model",
             err=True,
         )
     if len(arms) == 1 and not options.ablate:

@@ -11,7 +11,16 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, of_each_model, pairs_within
+from dpcompare.experiments.collection import (
+    ANOTHER_PAIR,
+    ArmRuns,
+    Collection,
+    is_exploratory,
+    is_pair_elsewhere,
+    label_of,
+    of_each_set,
+    pairs_within,
+)
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, GateRow, Group, Round, SettingRow
 from dpcompare.experiments.environments import change_logs
 from dpcompare.experiments.figures import figures_of_arm, median
@@ -84,9 +93,7 @@ def _compared(collection: Collection) -> Comparison:
     headline = (
         f"{gate.sentence} {gate.advice}".rstrip()
         if gate
-        else of_each_model(
-            sets, lambda arms: headline_of(*_of_set(arms, sets, claims, rows), needed=needed, is_partial=partial)
-        )
+        else of_each_set(sets, lambda arms: _headline(arms, sets, claims, rows, needed=needed, is_partial=partial))
     )
     return Comparison(
         partial=partial,
@@ -107,7 +114,7 @@ def _compared(collection: Collection) -> Comparison:
         time_to_accuracy=time_to_accuracy(sets, {row.name: row.to_target for row in rows}, sheet_of),
         not_judged=not_judged(present),
         predictions=predictions_of(sets),
-        agreement=_agreement(sets, claims),
+        agreement=of_each_set(sets, lambda arms: agreement_of(_within(arms, claims), arms)) or None,
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
@@ -116,7 +123,7 @@ def _compared(collection: Collection) -> Comparison:
             for row in sheet.rows
         ],
         arms=rows,
-        groups=[group for arms in sets for group in _groups(arms, claims, names_model=len(sets) > 1)],
+        groups=[group for arms in sets for group in _groups(arms, claims, label_of(arms) if len(sets) > 1 else None)],
         claims=claims,
     )
 
@@ -241,26 +248,30 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
     return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
 
 
-def _of_set(
-    arms: Sequence[ArmRuns], sets: Sequence[Sequence[ArmRuns]], claims: Sequence[ClaimRow], rows: Sequence[ArmRow]
-) -> tuple[list[ClaimRow], list[ArmRow]]:
-    """The claims about the arms of a set, and the rows of its model, those of failed arms included."""
-    names, model = {arm.name for arm in arms}, arms[0].config.workload.model
-    own = [claim for claim in claims if {claim.first, claim.second} <= names]
-    return own, [row for row in rows if len(sets) == 1 or row.model == model]
+def _headline(
+    arms: Sequence[ArmRuns],
+    sets: Sequence[Sequence[ArmRuns]],
+    claims: Sequence[ClaimRow],
+    rows: Sequence[ArmRow],
+    *,
+    needed: int,
+    is_partial: bool,
+) -> str:
+    """The sentence on the arms of one of the sets, those of its models that failed included."""
+    names, models = {arm.name for arm in arms}, {arm.config.workload.model for arm in arms}
+    if len(sets) > 1:
+        rows = [row for row in rows if row.name in names or (not row.rounds and row.model in models)]
+    elsewhere = ANOTHER_PAIR if is_pair_elsewhere(arms) else None
+    return headline_of(_within(arms, claims), rows, needed=needed, is_partial=is_partial, elsewhere=elsewhere)
 
 
-def _agreement(sets: Sequence[Sequence[ArmRuns]], claims: Sequence[ClaimRow]) -> str | None:
-    found = {id(arms): agreement_of(_of_set(arms, sets, claims, ())[0], arms) for arms in sets}
-    known = [arms for arms in sets if found[id(arms)]]
-    if len(sets) == 1 or not known:
-        return found[id(sets[0])]
-    return of_each_model(known, lambda arms: str(found[id(arms)]))
+def _within(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[ClaimRow]:
+    names = {arm.name for arm in arms}
+    return [claim for claim in claims if {claim.first, claim.second} <= names]
 
 
-def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], *, names_model: bool) -> list[Group]:
+def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow], model: str | None) -> list[Group]:
     """The arms by their number of devices, fewest first: those that are comparable with each other, and the others."""
-    model = printable(arms[0].config.workload.model) if names_model else None
     apart = {frozenset((made.first, made.second)) for made in claims if made.outcome == "NOT COMPARABLE"}
     by_devices: dict[int, list[str]] = {}
     for arm in arms:

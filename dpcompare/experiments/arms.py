@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.experiments.study import Arm, Study
+from dpcompare.experiments.study import Arm, Study, is_by_model
 from dpcompare.launch.inputs import num_training_images
 from dpcompare.launch.memory import require_memory
 from dpcompare.launch.run import require_environment
@@ -78,6 +77,7 @@ def expand_arms(
     devices: int | None = None,
     *,
     emulated: bool = True,
+    subject: Sequence[str] = (),
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The arms that can run here, each on all of its topologies, and the refusals of the others.
 
@@ -90,6 +90,7 @@ def expand_arms(
         pythons: framework -> interpreter, where it is not this one.
         devices: of each arm in all, in the place of devices per node.
         emulated: whether modes are taken that can only be emulated here; their speed is never ranked.
+        subject: what the study is about.
 
     Raises:
         RequestError: two arms have the same name, or the devices do not divide among the nodes.
@@ -122,7 +123,7 @@ def expand_arms(
                     f"received the arm {arm.name} twice; expected each once, or arms that differ in an option"
                 )
             found[arm.name] = request, topology, arm
-    arms, more_refusals = _sharing_defaults(list(found.values()))
+    arms, more_refusals = _sharing_defaults(list(found.values()), subject)
     _require_other_environments(arms)
     if any(arm.config.environment for arm in arms):
         arms = tuple(arm.changed(config=arm.config.changed(keep_packages=True)) for arm in arms)
@@ -159,12 +160,11 @@ def reasons_of(refusals: Sequence[Refusal]) -> list[str]:
 
 
 def _sharing_defaults(
-    found: Sequence[tuple[ArmRequest, tuple[int, int], Arm]],
+    found: Sequence[tuple[ArmRequest, tuple[int, int], Arm]], subject: Sequence[str]
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The same arms, those on GPUs with the defaults that follow from all of them."""
     configs = [arm.config for _, _, arm in found]
-    counts = Counter(config.workload.model for config in configs)
-    by_model = min(counts.values(), default=0) > 1  # each model is compared for itself, so it has its own image size
+    by_model = is_by_model(configs, subject)  # so that each model has its own image size
     arms, refusals = [], []
     for request, topology, arm in found:
         if arm.config.cluster.device_type != "gpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,7 +16,7 @@ from dpcompare.experiments import STUDY_FILE, fairness
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.made_runs import attempts_of, replaced
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.study import Study, is_study
+from dpcompare.experiments.study import Study, is_by_model, is_study
 from dpcompare.experiments.study_runs import disturbances
 from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
@@ -106,15 +105,21 @@ def pairs_within(sets: Iterable[Sequence[ArmRuns]]) -> list[tuple[ArmRuns, ArmRu
     return [pair for arms in sets for pair in combinations(arms, 2)]
 
 
-def of_each_model(sets: Sequence[Sequence[ArmRuns]], sentence: Callable[[Sequence[ArmRuns]], str]) -> str:
-    """What a study says: a sentence on the arms of each set, after the name of its model where there are several."""
-    if len(sets) == 1:
-        return sentence(sets[0])
-    models = {printable(arms[0].config.workload.model): arms for arms in sets}
-    return " ".join(
-        f"{model}: {ANOTHER_PAIR if all(arm.is_named is False for arm in arms) else sentence(arms)}"
-        for model, arms in models.items()
-    )
+def label_of(arms: Sequence[ArmRuns]) -> str:
+    """What a set of arms is called where there are several: by its model, or its study where that is about models."""
+    models = {arm.config.workload.model for arm in arms}
+    return printable(models.pop() if len(models) == 1 else arms[0].source)
+
+
+def of_each_set(sets: Sequence[Sequence[ArmRuns]], sentence: Callable[[Sequence[ArmRuns]], str | None]) -> str:
+    """What a study says: a sentence on the arms of each set that has one, after its label where there are several."""
+    said = [(arms, sentence(arms)) for arms in sets]
+    return " ".join(f"{label_of(arms)}: {text}" if len(sets) > 1 else text for arms, text in said if text)
+
+
+def is_pair_elsewhere(arms: Sequence[ArmRuns]) -> bool:
+    """Whether a pair was named beforehand of which neither arm is among these."""
+    return all(arm.is_named is False for arm in arms)
 
 
 ANOTHER_PAIR = "exploratory, since a pair of another model was named beforehand."
@@ -160,9 +165,8 @@ class Collection:
 
     def _has_arms_by_model(self, source: str) -> bool:
         arms = [arm for arm in self.arms if arm.source == source]
-        counts = Counter(arm.config.workload.model for arm in arms)
-        is_subject = "model" in (*self.subject, *(setting for arm in arms for setting in arm.subject))
-        return len(counts) > 1 and max(counts.values()) > 1 and not is_subject
+        subject = {*self.subject, *(setting for arm in arms for setting in arm.subject)}
+        return is_by_model((arm.config for arm in arms), subject)
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:

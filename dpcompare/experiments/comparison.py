@@ -140,7 +140,7 @@ class Group(_Shown):
     """Arms on the same number of devices, and of one model where a study has several."""
 
     model: str | None = None
-    """None where the arms of all models are judged together."""
+    """Or the study where that is about models; None where all arms are judged together."""
     num_devices: int
     arms: list[str]
     comparable: list[list[str]]

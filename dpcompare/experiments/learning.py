@@ -21,7 +21,14 @@ from dpcompare.experiments.accuracy_statistics import (
 )
 from dpcompare.experiments.chance import chance_in_words
 from dpcompare.experiments.check_row import Differs
-from dpcompare.experiments.collection import ArmRuns, is_exploratory, of_each_model, pairs_within
+from dpcompare.experiments.collection import (
+    ANOTHER_PAIR,
+    ArmRuns,
+    is_exploratory,
+    is_pair_elsewhere,
+    of_each_set,
+    pairs_within,
+)
 from dpcompare.experiments.comparison import (
     AccuracyPoint,
     Learning,
@@ -77,7 +84,7 @@ def learning_of(sets: Sequence[Sequence[ArmRuns]], sheet_of: SheetOf) -> Learnin
     return Learning(
         varied=varied_by_seed([run.config for arm in arms for run in arm.completed]),
         margin=margin,
-        headline=of_each_model(sets, lambda each: _headline(each, claims, margin)),
+        headline=of_each_set(sets, lambda each: _headline(each, claims, margin)),
         claims=[_row(claim) for claim in claims],
     )
 
@@ -156,7 +163,7 @@ def _headline(arms: Sequence[ArmRuns], claims: Sequence[LearningClaim], margin: 
     if len(judged) == 1:
         return judged[0].sentence
     if not judged:
-        return "The accuracies of no two arms are comparable."
+        return ANOTHER_PAIR if is_pair_elsewhere(arms) else "The accuracies of no two arms are comparable."
     decided = [claim for claim in judged if claim.outcome in ("higher", "lower")]
     if decided:
         widest = max(decided, key=lambda claim: abs(claim.pair.difference.mean) if claim.pair.difference else 0.0)
@@ -329,7 +336,7 @@ def time_to_accuracy(
         needed = [row for name, row in reached.items() if row and name in names]
         return time_headline_of(needed, [claim for claim in claims if claim.first in names], target)
 
-    return TimeToAccuracy(target=target, headline=of_each_model(sets, headline), claims=claims)
+    return TimeToAccuracy(target=target, headline=of_each_set(sets, headline), claims=claims)
 
 
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:

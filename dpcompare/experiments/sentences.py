@@ -66,10 +66,22 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
     return f"An accuracy on {samples} has a standard error of {error:.1%}, and {rounds}: {judged}."
 
 
-def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
+def headline_of(
+    claims: Sequence[ClaimRow],
+    rows: Sequence[ArmRow],
+    *,
+    needed: int,
+    is_partial: bool,
+    elsewhere: str | None = None,
+) -> str:
     """The sentence of the pair whose speeds differ most, or that no difference is shown.
 
-    `needed` rounds make claims. A partial study's rounds are counted where it is called partial, and not again here.
+    Args:
+        claims: about pairs of these arms.
+        rows: of the arms.
+        needed: rounds that make claims.
+        is_partial: whether rounds are missing. They are counted where the study is called partial, and not again here.
+        elsewhere: the sentence if the pair that was named beforehand is not of these arms; None: it is, or none was.
     """
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     is_all_scaling = all(made.outcome == "exploratory" for made in comparable)
@@ -85,7 +97,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         )
     judged = [made for made in comparable if made.outcome != "exploratory"]
     if not judged:
-        return "The pair that was named beforehand is not comparable, so nothing is claimed."
+        return elsewhere or "The pair that was named beforehand is not comparable, so nothing is claimed."
     source = {row.name: row.source for row in rows}
     studies = {source[made.first] for made in judged}
     named = {source[made.first] for made in comparable if made.outcome == "exploratory"}

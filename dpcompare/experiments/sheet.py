@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
+from dpcompare.experiments.collection import ArmRuns, label_of, rounds_of_seeds
 from dpcompare.experiments.constancy import ArmRounds
 
 
@@ -61,14 +61,14 @@ def _joined(
         left = iter(row.values) if row else None
         values |= {arm.name: [next(left) if left else arm.source for _ in arm.completed] for arm in members}
     rows = [row for row in found if row]
-    reasons = {each[0].config.workload.model: row for row, each in zip(found, sets, strict=True) if row and row.reason}
+    reasons = [(label_of(each), row) for row, each in zip(found, sets, strict=True) if row and row.reason]
     return replace(
         rows[0],
         values=[value for arm in arms for value in values[arm.name]],
         # The first values suffice: within each set all are equal as that check has it, perhaps round by round.
         equal=all(row.equal for row in rows) and len({str(values[members[0].name][0]) for members in sets}) == 1,
         reason=bool(reasons),
-        detail="; ".join(f"with {model}, {row.explained}" for model, row in reasons.items()),
+        detail="; ".join(f"with {label}, {row.explained}" for label, row in reasons),
     )
 
 

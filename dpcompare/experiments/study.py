@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,14 @@ def hold(study_dir: Path) -> Iterator[None]:
                 f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
             ) from None
         yield
+
+
+def is_by_model(configs: Iterable[RunConfig], subject: Container[str]) -> bool:
+    """Whether arms are compared model by model: there are several, with several arms of one, and none is the subject.
+
+    Args:
+        configs: of all arms.
+        subject: what their study is about.
+    """
+    counts = Counter(config.workload.model for config in configs)
+    return len(counts) > 1 and max(counts.values()) > 1 and "model" not in subject

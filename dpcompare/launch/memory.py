@@ -83,7 +83,7 @@ def require_memory(config: RunConfig) -> None:
         raise RequestError(
             f"memory: {config.workload.model} needs at least {_in_words(need.state)} on each device for weights, "
             f"gradients and the state of {config.workload.optimizer}, and {_in_words(free)} is free for each; expected "
-            "a smaller model, fewer devices in one machine, or a mode that shards the state or splits the model"
+            "a smaller model, fewer devices on one machine, or a mode that shards the state or splits the model"
         )
 
 
@@ -92,10 +92,11 @@ def memory_remark(config: RunConfig) -> str | None:
     need, free = need_of(config), free_for_each(config)
     if need is None or free is None or need.total <= free:
         return None
-    parts = "" if config.mode_row.is_pipeline else ", or --accumulate"
+    keeps_all = config.mode_row.is_pipeline and config.pipeline_schedule != "1f1b"
+    other = "--pipeline-schedule 1f1b" if keeps_all else "--accumulate"
     return (
-        f"memory: each device needs at least {need_in_words(need)}, and {_in_words(free)} is free for each: the run "
-        f"will hardly fit; use a smaller --global-batch-size{parts}"
+        f"memory: each device needs at least {need_in_words(need)}, and {_in_words(free)} is free for each: the run is "
+        f"unlikely to fit; use a smaller --global-batch-size, or {other}"
     )
 
 

@@ -70,7 +70,8 @@ def load_source(weights: str, model: str, image_size: int, cache: Path) -> Sourc
         content = path.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of an unknown user
         raise RequestError(
-            f"weights: received {weights!r}, which cannot be read ({error}); expected random, imagenet, or {EXPECTED}"
+            f"weights: received {weights!r}, which cannot be read ({error}); expected {', '.join(ARE_DRAWN)}, "
+            f"imagenet, or {EXPECTED}"
         ) from None
     return read_source(content, str(path))
 
@@ -252,7 +253,9 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         version = (
-            " (these layers are of Keras's ResNet, version 1 with biased convolutions)" if _is_version_1(found) else ""
+            " (its layers are named as in Keras's ResNet version 1, whose convolutions have biases)"
+            if _is_version_1(found)
+            else ""
         )
         raise RequestError(
             f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}{version}; expected weights "

@@ -255,13 +255,15 @@ def test_several_models_are_each_trained_by_every_arm(tmp_path):
 @pytest.mark.torch
 def test_arms_that_are_compared_with_nothing_are_said_to_be(tmp_path):
     asked = ("compare", "torch:single", *TINY, "--model", "mlp,toy-bn", "--image-size", "32", "--dry-run")
-    says = "one arm of each model: arms of different models are not compared; name another arm, or --subject model"
+    says = "one arm of each model: arms of different models are not compared; add an arm, or pass --subject model"
     assert says in invoke(*asked).stderr
     assert says not in invoke(*asked, "--subject", "model").stderr
     pair = ("--pair", "torch:single,model=mlp", "--pair", "torch:single,model=toy-bn")
     refused = invoke(*asked, *pair)
     assert refused.code == 2
-    assert "--pair: received arms of mlp and toy-bn, expected two of one model, or --subject model" in refused.stderr
+    assert (
+        "--pair: received arms of mlp and toy-bn, expected two of one model; or pass --subject model" in refused.stderr
+    )
     assert invoke(*asked, *pair, "--subject", "model").code == 0
     twice = invoke(*asked[:2], *asked[1:])
     assert "received the arm torch single 1x1 model=mlp twice" in twice.stderr

@@ -136,8 +136,27 @@ def test_a_study_about_models_keeps_its_claims():
         arm.source, arm.subject = "about", ("model",)
         arm.name = f"about: {arm.name}"
     by_model = [of_model(model, arm) for model in ("resnet18", "mlp") for arm in two_arms()]
-    outcomes = [claim.outcome for claim in compared(*about, *by_model).claims]
-    assert outcomes == ["slower", "faster", "faster"]
+    about.append(of_model("toy-bn", runs("torch", "ddp", SLOW)))
+    about[-1].source, about[-1].subject, about[-1].name = "about", ("model",), "about: third"
+    for arms in ((*about, *by_model), (*by_model, *about)):
+        shown = compared(*arms)
+        assert len(shown.claims) == 5
+        for label in ("about", "resnet18", "mlp"):
+            assert f"{label}: " in shown.headline
+        assert {group.model for group in shown.groups} == {"about", "resnet18", "mlp"}
+
+
+def test_what_other_models_show_is_said_next_to_a_named_pair():
+    arms = [
+        of_model(model, arm)
+        for model in ("resnet18", "mlp")
+        for arm in (single(SLOW), runs("torch", "ddp", FAST), runs("torch", "fabric", SLOW))
+    ]
+    for arm in arms:
+        arm.is_named = arm.config.workload.model == "resnet18" and "single" not in arm.name
+    shown = compared(*arms)
+    assert " mlp: torch ddp 2x1 model=mlp on 2 devices: 1.300 times the speed of one device" in shown.headline
+    assert "mlp: Where arms are comparable" in shown.agreement
 
 
 def test_what_differs_between_rounds_alone_is_equal():

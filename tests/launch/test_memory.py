@@ -103,6 +103,9 @@ def test_what_cannot_fit_is_refused_and_what_hardly_fits_said(monkeypatch):
     require_memory(asked)
     assert memory_remark(asked).startswith("memory: each device needs at least ")
     assert memory_remark(asked).endswith("use a smaller --global-batch-size, or --accumulate")
+    piped = config("vit-ti16", "pipeline", 2, global_batch_size=4096, accumulate=4, stages=2)
+    assert memory_remark(piped).endswith(", or --pipeline-schedule 1f1b")
+    assert memory_remark(piped.model_copy(update={"pipeline_schedule": "1f1b"})).endswith(", or --accumulate")
     monkeypatch.setattr("dpcompare.launch.memory.available_memory", lambda: 2 * need.total)
     assert memory_remark(asked) is None
 

@@ -470,4 +470,4 @@ def test_weights_of_version_1_are_named():
         source = Source(name="keras.h5", sha256="0", tensors=tensors | more)
         with pytest.raises(RequestError) as refused:
             fit(source, drawn, "resnet50-narrow")
-        assert ("(these layers are of Keras's ResNet, version 1 with biased" in str(refused.value)) == is_named
+        assert ("(its layers are named as in Keras's ResNet version 1, whose" in str(refused.value)) == is_named
