@@ -10,37 +10,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from statistics import median
 
 from benchmarks.evidence import Keeper, Table, extremes, number, spread, table, text
-from benchmarks.links import NO_SYNC, Steps, floor_seconds, fractions, gradient_bytes, trained
-from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.launch.inputs import prepare_inputs
+from benchmarks.links import NO_SYNC, Steps, floor_seconds, fractions, gradient_bytes, measured, on_two_nodes
+from dpcompare import Workload
 from dpcompare.models.costs import training_flops
 
 MODELS = ("efficientnet-b2", "vit-s16", "resnet50", "vgg16")
 WORKLOAD = {"image_size": 64, "dataset": "synthetic", "steps": 9, "warmup_steps": 3}
-
-
-def measured(workloads: Sequence[Workload], links: Sequence[str], rounds: int, generator: random.Random) -> Steps:
-    """Seconds of a median step, per round, by model and link."""
-    configs = {
-        workload.model: prepare_inputs(
-            RunConfig(framework="torch", mode="ddp", workload=workload, cluster=Cluster.partition(2, 1, device="cpu"))
-        )
-        for workload in workloads
-    }
-    steps: Steps = defaultdict(list)
-    for round_number in range(1, rounds + 1):
-        each = [(model, link) for model in configs for link in (*links, NO_SYNC)]
-        for model, link in generator.sample(each, len(each)):
-            steps[model, link].append(trained(configs[model], link))
-            print(f"round {round_number}: {model}, {link}: {steps[model, link][-1]:.3f} s per step", file=sys.stderr)
-    return steps
 
 
 def table_of(workloads: Sequence[Workload], steps: Steps, links: Sequence[str]) -> Table:
@@ -82,7 +62,8 @@ def main() -> None:
     keeper = Keeper(parser, "benchmarks.exchange_by_model")
     arguments = parser.parse_args()
     workloads = [Workload(model=model, **WORKLOAD) for model in arguments.model]
-    steps = measured(workloads, arguments.link, arguments.rounds, random.Random(arguments.seed))
+    configs = {workload.model: on_two_nodes("torch", "ddp", workload) for workload in workloads}
+    steps = measured(configs, arguments.link, arguments.rounds, random.Random(arguments.seed))
     slowest = [median(fractions(steps, workload.model, arguments.link[-1])) for workload in workloads]
     size, batch = workloads[0].image_size, workloads[0].global_batch_size
     is_whole = (arguments.model, arguments.link) == (parser.get_default("model"), parser.get_default("link"))

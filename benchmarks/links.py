@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 NO_SYNC = "no gradient sync"
 
 Steps = dict[tuple[str, str], list[float]]
-"""(mode, link) -> seconds of a median step, per round."""
+"""(what is trained, link) -> seconds of a median step, per round."""
 
 
 def trained(config: RunConfig, link: str) -> float:
@@ -47,14 +47,14 @@ def trained(config: RunConfig, link: str) -> float:
     return result.step_seconds.typical
 
 
-def measured(workload: Workload, links: Sequence[str], rounds: int, generator: random.Random) -> Steps:
+def on_two_nodes(framework: str, mode: str, workload: Workload) -> RunConfig:
+    """A run whose inputs are prepared."""
     cluster = Cluster.partition(2, 1, device="cpu")
-    configs = {
-        f"{framework} {mode}": prepare_inputs(
-            RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
-        )
-        for framework, mode in MODES
-    }
+    return prepare_inputs(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster))
+
+
+def measured(configs: Mapping[str, RunConfig], links: Sequence[str], rounds: int, generator: random.Random) -> Steps:
+    """Each config once per link, and once without gradient sync, in random order in every round."""
     steps: Steps = defaultdict(list)
     for round_number in range(1, rounds + 1):
         each = [(name, link) for name in configs for link in (*links, NO_SYNC)]
@@ -134,7 +134,8 @@ def main() -> None:
         steps=arguments.steps,
         warmup_steps=arguments.warmup_steps,
     )
-    steps = measured(workload, arguments.link, arguments.rounds, random.Random(arguments.seed))
+    configs = {f"{framework} {mode}": on_two_nodes(framework, mode, workload) for framework, mode in MODES}
+    steps = measured(configs, arguments.link, arguments.rounds, random.Random(arguments.seed))
     keeper.keep(
         arguments.write,
         "links",

@@ -92,11 +92,12 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     values = base.mark_text(align="left", dx=6, color=INK).encode(
         x="label at:Q", text=alt.Text("images/s:Q", format=",.1f"), description=ARM
     )
+    of_model = " within each model" if any(group.model for group in comparison.groups) else ""
     return Plot(
         name="speed",
         title="Speed",
-        explanation="Images per second of all devices together, model by model, fewest devices first. A line "
-        "at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
+        explanation=f"Images per second of all devices together, as the table has them, fewest devices first{of_model}. A "
+        "line at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
         f"by their ratio within rounds, below.{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
         chart=(bars + intervals + values).properties(height=alt.Step(30)),
     )
