@@ -96,9 +96,10 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="speed",
         title="Speed",
-        explanation=f"Images per second of all devices together, as the table has them, fewest devices first{of_model}. A "
-        "line at the end of a bar is the 95% interval over the rounds of this arm alone: whether two arms differ is judged "
-        f"by their ratio within rounds, below.{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
+        explanation="Images per second of all devices together, as the table has them, fewest devices first"
+        f"{of_model}. A line at the end of a bar is the 95% interval over the rounds of this arm alone: whether two "
+        "arms differ is judged by their ratio within rounds, below."
+        f"{' Pale: emulated.' if any(row['emulated'] for row in data) else ''}",
         chart=(bars + intervals + values).properties(height=alt.Step(30)),
     )
 
