@@ -185,7 +185,7 @@ def jax_strict(session: Session) -> Figures:
 
 def jax_depthwise(session: Session, value: str) -> Figures:
     """One of JAX's two depthwise convolutions."""
-    tuned = (*BFLOAT16, "--tune", f"depthwise_convolution={value}")
+    tuned = (*BFLOAT16, "--tune", f"convolutions={value}")
     return speed(session, f"jax-{value}", *tuned, framework="jax", seconds=110)
 
 

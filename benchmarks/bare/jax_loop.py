@@ -20,7 +20,7 @@ from dpcompare.models.state import is_statistic
 from dpcompare.system.cache import cache_dir
 
 VARIANTS = ["shifts", "kernel"]
-"""Depthwise convolutions as sums of shifted products, as dpcompare's on the CPU, or as XLA's own convolution."""
+"""Depthwise and very small convolutions as shifted products, as dpcompare's on the CPU, or by XLA's kernels."""
 LEARNING_RATE, BETAS, EPSILON = 1e-3, (0.9, 0.999), 1e-7
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled" / "jax"))
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     workload = Workload(model=chosen.model, image_size=chosen.image_size)
-    model = build_model(workload, NUM_CLASSES, depthwise_as_shifts=chosen.variant == "shifts")
+    model = build_model(workload, NUM_CLASSES, by_shifts=chosen.variant == "shifts")
     train, state = step_of(model), initial_state(model)
     data = [jax.device_put(batch) for batch in batches(chosen.global_batch_size, chosen.image_size)]
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dpcompare.backends.description import acting_on
 from dpcompare.models.architectures import MODELS
+from dpcompare.models.spec import ARE_DRAWN, DRAWN
 from dpcompare.results.result import RunResult
 
 NOT_KNOWN = "not known"
@@ -22,6 +23,12 @@ Read: TypeAlias = Callable[[RunResult], Any]
 def workload_value(name: str) -> Read:
     """A field of the workload."""
     return lambda result: result.config["workload"].get(name)
+
+
+def origin_of_weights(result: RunResult) -> str:
+    """How they are drawn, or that a file has them: which tensors, the checksum of the initial weights says."""
+    weights = str(result.config["workload"].get("weights", DRAWN))
+    return weights if weights in ARE_DRAWN else "from a file"
 
 
 def setting_value(name: str) -> Read:

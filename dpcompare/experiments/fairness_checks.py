@@ -60,6 +60,7 @@ CHECKS: dict[str, FairnessCheck] = {
         differs=Differs.MODELS,
     ),
     "image size": workload_check("image_size", lambda r: r.image_size),
+    "origin of the weights": workload_check("weights", values.origin_of_weights),
     "initial weights": FairnessCheck(
         lambda r: r.weights_sha256,
         Changes.FIRST_LOSS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 Shape = tuple[int, ...]
 InitialValues = Literal["efficientnet", "resnet", "vgg", "vit"]
@@ -81,6 +81,8 @@ class ModelSpec:
     """image_size -> layer of attention -> its tokens, and the features of each."""
     keras_layer_name: Callable[[str], str] = lambda name: name
     """Keras's name of a layer -> its name here."""
+    from_published: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """The tensors of a published file -> the same, where a library has other names or shapes for some."""
     zero_gradients: Callable[[Iterable[str]], set[str]] = lambda names: set()
     """Names of tensors -> those whose gradient is zero but for rounding, which no check may divide by."""
     clip_norm_of_verify: float | None = None

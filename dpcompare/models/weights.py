@@ -216,8 +216,11 @@ def _is_ignored(name: str) -> bool:
     return name.endswith("num_batches_tracked") or name in {f"normalization.{n}" for n in ("mean", "variance", "count")}
 
 
-OF_KERAS_RESNET = "conv2_block1_0_conv."
-"""A layer that Keras's other models do not have; in version 2 some layers have `preact` in their names."""
+OTHERS = {
+    "conv2_block1_0_conv": "Keras's ResNet version 1, whose convolutions have biases",
+    "block1_conv1": "Keras's VGG, which was trained on pixels of another scale, with blue first",
+}
+"""A layer of a published model that is none of ours -> that model. Keras's ResNet version 2 has `preact` layers too."""
 
 
 def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
@@ -235,6 +238,8 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
             or values that are not finite.
     """
     found = {name: value for name, value in source.tensors.items() if not _is_ignored(name)}
+    if model in MODELS:
+        found = MODELS[model].from_published(found)
     shapes: dict[str, Shape] = {name: value.shape for name, value in drawn.items()}
     weight, bias = list(shapes)[-2:]
     classifier = "from file"
@@ -252,21 +257,20 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
     ]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        version = (
-            " (its layers are named as in Keras's ResNet version 1, whose convolutions have biases)"
-            if _is_version_1(found)
-            else ""
-        )
         raise RequestError(
-            f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}{version}; expected weights "
-            "of this model, with any number of classes"
+            f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}{_whose(found)}; expected "
+            "weights of this model, with any number of classes"
         )
     return fitted, classifier
 
 
-def _is_version_1(names: Collection[str]) -> bool:
-    """Whether these are tensors of Keras's ResNet50, or a deeper one, of version 1."""
-    return any(name.startswith(OF_KERAS_RESNET) for name in names) and not any("preact" in name for name in names)
+def _whose(names: Collection[str]) -> str:
+    """Of which of OTHERS these tensors are, as a remark; empty of any other model."""
+    if any("preact" in name for name in names):
+        return ""
+    return next(
+        (f" (its layers are named as in {name})" for layer, name in OTHERS.items() if f"{layer}.weight" in names), ""
+    )
 
 
 def _is_other_head(found: dict[str, Any], shapes: dict[str, Shape], weight: str, bias: str) -> bool:

@@ -256,6 +256,6 @@ def test_jax_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
         assert process["platforms"] == "cuda"
         assert process["state is kept"]
         assert process["described"]["memory"] is None  # XLA's client of the CPU keeps no statistics, as some of GPUs
-        assert process["described"]["settings"]["depthwise_convolution"] == "kernel"
+        assert process["described"]["settings"]["convolutions"] == "kernel"
         assert "from the start" in process["described"]["settings"]["peak_memory_counted"]
         assert process["described"]["collective"] == ("none" if life["devices"] == 1 else "nccl")

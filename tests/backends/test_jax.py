@@ -1,4 +1,4 @@
-"""What is JAX's own: its depthwise convolutions, the state of its process, and where gloo listens."""
+"""What is JAX's own: convolutions as shifted products, the state of its process, and where gloo listens."""
 
 import json
 import subprocess
@@ -16,45 +16,49 @@ def printed(script):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-DEPTHWISE = """
+SHIFTED = """
 import json
+from functools import partial
 import jax, numpy as np
 from jax import lax
 jax.config.update("jax_enable_x64", True)
-from dpcompare.models.layers.in_jax import _depthwise_by_shifts
+from dpcompare.models.layers.in_jax import by_shifts
 
 generator = np.random.default_rng(0)
-x = generator.normal(size=(2, 7, 8, 4))  # an odd and an even side
 
-def kernel(x, weight, stride):
-    return lax.conv_general_dilated(x, weight, (stride, stride), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"),
-                                    feature_group_count=4)
+def kernel(x, weight, *, stride, padding, depthwise):
+    return lax.conv_general_dilated(x, weight, (stride, stride), padding, dimension_numbers=("NHWC", "OIHW", "NHWC"),
+                                    feature_group_count=4 if depthwise else 1)
 
-def with_gradients(function, weight, stride):
-    squares = lambda x, weight: (function(x, weight, stride) ** 2).sum()
-    return function(x, weight, stride), *jax.grad(squares, (0, 1))(x, weight)
+def with_gradients(function, x, weight):
+    squares = lambda x, weight: (function(x, weight) ** 2).sum()
+    return function(x, weight), *jax.grad(squares, (0, 1))(x, weight)
 
-@jax.jit
-def all_cases(weights):
-    return {
-        f"{size} {stride}": [with_gradients(function, weight, stride) for function in (kernel, _depthwise_by_shifts)]
-        for size, weight in weights.items() for stride in (1, 2)
-    }
+def case(sides, padding, depthwise, size, stride):
+    x = generator.normal(size=(2, *sides, 4))
+    weight = generator.normal(size=(4 if depthwise else 6, 1 if depthwise else 4, size, size))
+    asked = {"stride": stride, "padding": padding, "depthwise": depthwise}
+    return [with_gradients(partial(function, **asked), x, weight) for function in (kernel, by_shifts)]
 
-made = all_cases({size: generator.normal(size=(4, 1, size, size)) for size in (3, 5)})
-differences = {
-    case: max(float(abs(a - b).max()) if a.shape == b.shape else 1.0 for a, b in zip(*pair))
-    for case, pair in made.items()
-}
-print(json.dumps(differences))
+AROUND = [(1, 1), (1, 1)]
+CASES = [  # odd and even sides, and some that are smaller than the filter
+    *(((7, 8), "SAME", True, size, stride) for size in (3, 5) for stride in (1, 2)),
+    *(((2, 3), AROUND, False, 3, stride) for stride in (1, 2)),
+    ((1, 1), "SAME", False, 3, 1), ((4, 5), "VALID", False, 3, 2),
+]
+made = jax.jit(lambda: {str(one): case(*one) for one in CASES})()
+print(json.dumps({
+    name: max(float(abs(a - b).max()) if a.shape == b.shape else 1.0 for a, b in zip(*pair))
+    for name, pair in made.items()
+}))
 """
 
 
 @pytest.mark.slow
-def test_shifted_products_are_the_depthwise_convolution():
-    differences = printed(DEPTHWISE)
-    assert len(differences) == 4
-    assert max(differences.values()) < 1e-12
+def test_shifted_products_are_the_convolution():
+    differences = printed(SHIFTED)
+    assert len(differences) == 8
+    assert max(differences.values()) < 1e-12, differences
 
 
 USED_ALREADY = """

@@ -13,9 +13,9 @@ from tests.support.learning import BETTER, SEEDS, SPEEDS, varied
 FASTER = [1.2 * speed for speed in FAST]
 
 
-def of_model(model, arm, **changes):
+def of_model(model, arm, *, weights="random", **changes):
     """The arm as if another model had been trained."""
-    workload = arm.config.workload.changed(model=model)
+    workload = arm.config.workload.changed(model=model, weights=weights)
     arm.config = arm.config.changed(workload=workload)
     arm.runs = [
         run.model_copy(update={"model": model, "config": run.config | {"workload": workload.model_dump()}, **changes})
@@ -65,6 +65,14 @@ def test_a_study_about_models_judges_them_against_each_other():
     shown = two_models(subject=("model",))
     assert len(shown.claims) == 6
     assert [group.model for group in shown.groups] == [None]
+
+
+@pytest.mark.parametrize(("weights", "reasons"), [("other.safetensors", 0), ("zero-init", 1)])
+def test_models_compared_begin_from_weights_of_one_origin(weights, reasons):
+    first = of_model("resnet18", runs("torch", "ddp", FAST), weights="weights.safetensors" if not reasons else "random")
+    second = of_model("resnet50", runs("torch", "ddp", FASTER), weights=weights, weights_sha256="others")
+    shown = compared(first, second, subject=("model",))
+    assert [reason.partition(":")[0] for reason in shown.reasons] == ["origin of the weights"] * reasons
 
 
 def test_arms_of_different_models_alone_are_not_comparable():

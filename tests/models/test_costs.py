@@ -36,7 +36,7 @@ from dpcompare.backends.jax.model import build_model
 
 found = {}
 for name, size in json.loads(sys.argv[1]):
-    model = build_model(Workload(model=name, image_size=size), 10, depthwise_as_shifts=False)
+    model = build_model(Workload(model=name, image_size=size), 10, by_shifts=False)
     tensors = model.init()
     forward = jax.jit(lambda images: model.apply(tensors, images, None, training=False, axis_name=None)[0])
     found[name] = forward.lower(jnp.zeros((1, size, size, 3))).compile().cost_analysis()["flops"]

@@ -20,16 +20,35 @@ for name, model in made.items():
 """
 
 LOGITS = """
-import torch, torchvision
+import timm, torch, torchvision
+from safetensors.torch import save
 from dpcompare import Workload
 from dpcompare.backends.torch.model import build_model
+from dpcompare.models.initial_weights import initial_weights
+from dpcompare.models.weights import fit, read_source
 
 torch.manual_seed(0)
 # VGG at the size where torchvision averages nothing away.
-for name, size in (("resnet18", 64), ("resnet50", 64), ("vgg16", 224)):
-    theirs = getattr(torchvision.models, name)(num_classes=10).eval()
+sizes = {"resnet18": 64, "resnet50": 64, "vgg16": 224, "vit-ti16": 64}
+of_torchvision = ((name, getattr(torchvision.models, name)(num_classes=10)) for name in list(sizes)[:3])
+of_timm = (
+    (name, timm.create_model(theirs, num_classes=10, **more))
+    for name, theirs, more in (
+        ("resnet18", "resnet18", {}),
+        ("resnet50", "resnet50", {}),
+        ("vgg16", "vgg16", {}),
+        ("vit-ti16", "deit_tiny_patch16_224", {"img_size": 64}),
+    )
+)
+for name, theirs in (*of_torchvision, *of_timm):
+    theirs, size = theirs.eval(), sizes[name]
     ours = build_model(Workload(model=name, image_size=size), 10).eval()
-    ours.load_state_dict(theirs.state_dict())
+    file = read_source(save({key: value.contiguous() for key, value in theirs.state_dict().items()}), "theirs")
+    tensors, classifier = fit(file, initial_weights(name, size, 10, 0), name)
+    assert classifier == "from file"
+    tensors = {key: torch.from_numpy(value) for key, value in tensors.items()}
+    missing = ours.load_state_dict(tensors, strict=False).missing_keys
+    assert all(key.endswith("num_batches_tracked") for key in missing), missing
     images = torch.rand(2, 3, size, size)
     with torch.no_grad():
         largest = (ours(images) - theirs(images)).abs().max() / theirs(images).abs().max()
@@ -41,5 +60,5 @@ def test_tensors_have_names_shapes_and_order_of_published_files():
     python("-c", NAMES)
 
 
-def test_torchvision_computes_the_same_from_its_own_weights():
+def test_files_of_torchvision_and_timm_compute_the_same_here():
     python("-c", LOGITS)

@@ -462,12 +462,36 @@ def test_zero_init_is_refused_of_a_model_without_such_branches():
         Workload(model="vgg16", weights="zero-init")
 
 
-def test_weights_of_version_1_are_named():
-    drawn = initial_weights("resnet50-narrow", 32, 10, 0)
-    names = ("conv1_conv", "conv2_block1_0_conv", "conv2_block1_1_bn")
-    tensors = {f"{name}.weight": np.zeros(3) for name in names}
-    for more, is_named in (({}, True), ({"conv2_block1_preact_bn.weight": np.zeros(3)}, False)):
-        source = Source(name="keras.h5", sha256="0", tensors=tensors | more)
-        with pytest.raises(RequestError) as refused:
-            fit(source, drawn, "resnet50-narrow")
-        assert ("(its layers are named as in Keras's ResNet version 1, whose" in str(refused.value)) == is_named
+RESNET_OF_KERAS = ("conv1_conv", "conv2_block1_0_conv", "conv2_block1_1_bn")
+
+
+@pytest.mark.parametrize(
+    ("layers", "model", "cause"),
+    [
+        (RESNET_OF_KERAS, "resnet50-narrow", "(its layers are named as in Keras's ResNet version 1, whose"),
+        ((*RESNET_OF_KERAS, "conv2_block1_preact_bn"), "resnet50-narrow", None),
+        (("block1_conv1", "fc1"), "vgg16-narrow", "(its layers are named as in Keras's VGG, which was trained on"),
+    ],
+    ids=["ResNet version 1", "ResNet version 2", "VGG"],
+)
+def test_models_of_keras_that_are_not_ours_are_named(layers, model, cause):
+    source = Source(name="keras.h5", sha256="0", tensors={f"{layer}.weight": np.zeros(3) for layer in layers})
+    with pytest.raises(RequestError) as refused:
+        fit(source, initial_weights(model, 32, 10, 0), model)
+    assert cause is None or cause in str(refused.value)
+    assert ("its layers are named" in str(refused.value)) == (cause is not None)
+
+
+def test_vgg_of_timm_has_convolutions_in_the_place_of_dense_layers():
+    drawn = initial_weights("vgg16-narrow", 64, 10, 0)
+    theirs = dict(drawn)
+    for name, kernel in (("pre_logits.fc1", 2), ("pre_logits.fc2", 1)):
+        dense = {"pre_logits.fc1": "classifier.0", "pre_logits.fc2": "classifier.3"}[name]
+        weight = theirs.pop(f"{dense}.weight")
+        theirs |= {f"{name}.weight": weight.reshape(len(weight), -1, kernel, kernel)}
+        theirs |= {f"{name}.bias": theirs.pop(f"{dense}.bias")}
+    theirs |= {f"head.fc.{tensor}": theirs.pop(f"classifier.6.{tensor}") for tensor in ("weight", "bias")}
+    fitted, classifier = fit(Source(name="timm", sha256="0", tensors=theirs), drawn, "vgg16-narrow")
+    assert classifier == "from file"
+    assert list(fitted) == list(drawn)
+    assert all(np.array_equal(fitted[name], drawn[name]) for name in drawn)

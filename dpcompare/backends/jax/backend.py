@@ -62,11 +62,9 @@ class JaxBackend(Inspectable):
 
     def build_model(self) -> Model:
         """The model to train; override it together with `initial_state` to train another."""
-        by_shifts = self.config.tuning["depthwise_convolution"] == "shifts"
+        by_shifts = self.config.tuning["convolutions"] == "shifts"
         names = self.inputs.layers.get("jax", {})
-        return build_model(
-            self.workload, self.inputs.num_classes, names, self.config.drop_columns, depthwise_as_shifts=by_shifts
-        )
+        return build_model(self.workload, self.inputs.num_classes, names, self.config.drop_columns, by_shifts=by_shifts)
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None takes those of `Model.init`."""

@@ -62,7 +62,7 @@ def build_model(
     names: Mapping[str, str] = NO_NAMES,
     drop_columns: Mapping[str, slice] = NO_COLUMNS,
     *,
-    depthwise_as_shifts: bool = False,
+    by_shifts: bool = False,
 ) -> Model:
     """The model of a workload.
 
@@ -71,7 +71,7 @@ def build_model(
         num_classes: of the dataset.
         names: layers of a custom model -> the names that their tensors get.
         drop_columns: `RunConfig.drop_columns` of a custom model.
-        depthwise_as_shifts: whether depthwise convolutions are sums of shifted products, and not XLA's convolution.
+        by_shifts: whether depthwise and very small convolutions are made of shifted products, and not by XLA's kernels.
     """
     if is_custom(workload.model):
         model = _custom(
@@ -92,7 +92,7 @@ def build_model(
             bfloat16=workload.precision == "bfloat16",
             training=training,
             axis_name=axis_name,
-            depthwise_as_shifts=depthwise_as_shifts,
+            by_shifts=by_shifts,
         )
         return forward(layers, images), layers.made
 

@@ -29,7 +29,7 @@ class Layers:
         bfloat16: bool,
         training: bool,
         axis_name: str | None,
-        depthwise_as_shifts: bool,
+        by_shifts: bool,
     ) -> None:
         """The layers of a model for one pass.
 
@@ -41,13 +41,13 @@ class Layers:
             bfloat16: whether products are computed in it, and not in the type of the tensors.
             training: whether BatchNorm normalises by the batch.
             axis_name: of the replicas that it normalises with; None: this one alone.
-            depthwise_as_shifts: whether depthwise convolutions are sums of shifted products.
+            by_shifts: whether convolutions that XLA's kernels for CPUs are slow at are made of shifted products.
         """
         self._tensors = tensors
         self._drop_masks = drop_masks
         self._training = training
         self._axis_name = axis_name
-        self._depthwise_as_shifts = depthwise_as_shifts
+        self._by_shifts = by_shifts
         self._columns = columns(spec.drops)
         self._momentum, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
         self._dtype = jnp.bfloat16 if bfloat16 else next(iter(tensors.values())).dtype
@@ -59,8 +59,10 @@ class Layers:
         x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
-        if depthwise and self._depthwise_as_shifts and padding == "SAME":
-            x = _depthwise_by_shifts(x, weight, stride)
+        # Where less leaves than the filter covers, XLA swaps features and filter, and takes 50 times as long.
+        small = min(x.shape[1:3]) // stride < weight.shape[2]
+        if self._by_shifts and (depthwise or small):
+            x = by_shifts(x, weight, stride=stride, padding=padding, depthwise=depthwise)
         else:
             x = lax.conv_general_dilated(
                 x,
@@ -136,18 +138,26 @@ def drop_factors(masks: jax.Array, features: jax.Array) -> jax.Array:
     return factors.transpose(0, 2, 3, 1) if features.ndim == IMAGE_DIMENSIONS else factors
 
 
-def _depthwise_by_shifts(x: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
-    """The same sum tap by tap, which XLA fuses into one pass; with TensorFlow's "same" padding."""
+def by_shifts(x: jax.Array, weight: jax.Array, *, stride: int, padding: Padding, depthwise: bool) -> jax.Array:
+    """A convolution of features (rows, height, width, channels) as products with features shifted by each tap.
+
+    A depthwise one is their sum, which XLA fuses into one pass; another one is a single product of matrices.
+    """
     size = weight.shape[2]
-    rows, height, width, channels = x.shape
-    tall, wide = -(-height // stride), -(-width // stride)
-    missing = (max((out - 1) * stride + size - side, 0) for out, side in ((tall, height), (wide, width)))
-    x = jnp.pad(x, ((0, 0), *((each // 2, each - each // 2) for each in missing), (0, 0)))
-    total = jnp.zeros((), x.dtype)
-    for i, j in np.ndindex(size, size):
-        last = (rows, i + (tall - 1) * stride + 1, j + (wide - 1) * stride + 1, channels)
-        total = total + lax.slice(x, (0, i, j, 0), last, (1, stride, stride, 1)) * weight[:, 0, i, j]
-    return total
+    rows, *sides, channels = x.shape
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(sides, (size, size), (stride, stride), padding)
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    tall, wide = ((side - size) // stride for side in x.shape[1:3])
+    shifted = {
+        (i, j): lax.slice(
+            x, (0, i, j, 0), (rows, i + tall * stride + 1, j + wide * stride + 1, channels), (1, stride, stride, 1)
+        )
+        for i, j in np.ndindex(size, size)
+    }
+    if depthwise:
+        return sum((tap * weight[:, 0, i, j] for (i, j), tap in shifted.items()), jnp.zeros((), x.dtype))
+    return jnp.concatenate(list(shifted.values()), -1) @ weight.transpose(2, 3, 1, 0).reshape(-1, len(weight))
 
 
 def max_pool(x: jax.Array) -> jax.Array:

@@ -5,9 +5,10 @@ Without BatchNorm, and 553 MB of gradients at 224 px: what bounds data paralleli
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, biased, squares
 
@@ -17,6 +18,7 @@ SHRINKS_BY = 32
 """Pixels on a side per position behind the last of five poolings."""
 DROPOUT_RATE = 0.5
 CLASSIFIER = ("classifier.0", "classifier.3", "classifier.6")
+CLASSIFIER_OF_TIMM = ("pre_logits.fc1", "pre_logits.fc2", "head.fc")
 DROPOUTS = ("classifier.2", "classifier.5")
 """Behind each hidden layer."""
 
@@ -73,6 +75,17 @@ def _sides(model: str, image_size: int) -> Iterator[tuple[str, tuple[int, int]]]
     yield from ((name, (1, 1)) for name in CLASSIFIER)
 
 
+def _from_published(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """timm has the dense layers as convolutions over all that is left of an image."""
+    found = dict(tensors)
+    for theirs, ours in zip(CLASSIFIER_OF_TIMM, CLASSIFIER, strict=True):
+        for tensor in ("weight", "bias"):
+            if f"{theirs}.{tensor}" in found:
+                value = found.pop(f"{theirs}.{tensor}")
+                found[f"{ours}.{tensor}"] = value.reshape(len(value), -1) if tensor == "weight" else value
+    return found
+
+
 def _row(model: str, *, is_big: bool) -> ModelSpec:
     return ModelSpec(
         family="vgg",
@@ -86,6 +99,7 @@ def _row(model: str, *, is_big: bool) -> ModelSpec:
             Drop(name=name, kind="dropout", rate=DROPOUT_RATE, features=WIDTHS[model].hidden) for name in DROPOUTS
         ),
         positions=lambda image_size: squares(_sides(model, image_size)),
+        from_published=_from_published,
     )
 
 
