@@ -11,6 +11,7 @@ from typing import Any
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.state import Gradients
 from dpcompare.system.python_environment import is_custom
@@ -28,6 +29,8 @@ NAMES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
+PRODUCTS = "products"
+"""Attention by two products and a softmax."""
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Set by the plan of a run; recorded where a process has another number after all."""
 SET_BY_US = (
@@ -158,6 +161,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     custom = is_custom(workload.model)
     return {
         "compilation": "none",
+        "attention": _attention(workload),
         **config.tuning,
         "optimizer": {"name": workload.optimizer, **OPTIMIZERS[workload.optimizer].constants},
         "batchnorm_epsilon": "of the model" if custom else model_of(workload.model).batchnorm_epsilon,
@@ -173,6 +177,13 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "allocator": _allocator(),
         "environment": speed_variables(threads=config.topology.threads_per_process),
     }
+
+
+def _attention(workload: Workload) -> str:
+    """What computes attention unless a backend finds a fused kernel."""
+    if is_custom(workload.model):
+        return "of the model"
+    return PRODUCTS if model_of(workload.model).attention(workload.image_size) else "none"
 
 
 def _of_own_backend(name: str | None) -> dict[str, Any]:

@@ -40,9 +40,14 @@ from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from dpcompare.config.environment import Environment
     from dpcompare.experiments.contenders import Group
     from dpcompare.experiments.verify import Check
+
+    Environments: TypeAlias = Sequence[tuple[Environment | None, str | None]]
+    """With their interpreters; None and None: the usual one. Empty where none is named."""
 
 _ROWS = tuple(
     replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]})
@@ -182,15 +187,15 @@ def plan_asked_for(
         device=device or ("cpu" if against is None else "auto"),
         against=against,
         interpreters=interpreters(python),
+        environments=_environments(env),
         seldom=[key for key, row in MODES.items() if not row.by_default] if modes is None and not quick else [],
-        least=1 if env else 2,
     )
     if quick and frameworks is None and modes is None and (others := _beyond_quick(plan.interpreters)):
         plan.left_out.append(
             f"{', '.join(others)}: installed here and left out by --quick; add --frameworks {','.join(FRAMEWORKS)} and "
             "--modes all"
         )
-    return _in_environments(plan, env) if env else plan
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,14 +222,14 @@ def _asked_for(
     device: str,
     against: Literal["cpu"] | None,
     interpreters: dict[str, str],
+    environments: Environments,
     seldom: Collection[tuple[str, str]],
-    least: int,
 ) -> Plan:
     """The groups of the named modes, of the named frameworks or of all that are installed."""
     from dpcompare.experiments.contenders import known_modes
     from dpcompare.experiments.verify_groups import not_compared, plan_groups
 
-    present = _usable(frameworks, interpreters)
+    present = _usable(frameworks, interpreters, environments)
     named = known_modes(model) if list(modes) == ["all"] else list(modes)
     groups = plan_groups(
         present,
@@ -237,45 +242,48 @@ def _asked_for(
         against=against,
         asked=asked,
         seldom=seldom,
-        least=least,
+        least=1 if environments else 2,  # each is then compared with itself elsewhere
     )
     if not present:
-        raise RequestError("no framework is left to verify; install one, or name its environment with --python")
-    left_out = not_compared(groups, present, named) if least > 1 else []  # each is compared with itself elsewhere
+        raise RequestError(
+            "no framework is left to verify; expected one that all environments have"
+            if environments
+            else "no framework is left to verify; install one, or name its environment with --python"
+        )
+    if environments:
+        groups = _in_environments(groups, environments)
+    left_out = [] if environments else not_compared(groups, present, named)
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
-def _in_environments(plan: Plan, pairs: Sequence[str]) -> Plan:
-    """The same groups, each with its contenders of one framework in several environments.
+def _environments(pairs: Sequence[str]) -> Environments:
+    """Those that are named; of a single one the usual one first; none if none is.
 
     Raises:
-        RequestError: there is no such environment, or they have no framework in common.
+        RequestError: there is no such environment.
     """
-    from dpcompare.backends.availability import require_framework
+    pairs = [part for pair in pairs for part in ([pair] if "=" in pair else listed(pair))]
+    named = environments_called(pairs) if pairs else []
+    return [(None, None), *named] if len(named) == 1 else [*named]
+
+
+def _in_environments(groups: Sequence[Group], environments: Environments) -> list[Group]:
+    """The same groups, each with its contenders of one framework in all environments.
+
+    Raises:
+        RequestError: no mode is left.
+    """
     from dpcompare.experiments.contenders import in_environments
 
-    pairs = [part for pair in pairs for part in ([pair] if "=" in pair else listed(pair))]
-    environments: list[tuple[Environment | None, str | None]] = [*environments_called(pairs)]
-    if len(environments) == 1:
-        environments.insert(0, (None, None))
-    lacking: dict[str, str] = {}
-    for framework in dict.fromkeys(each.framework for group in plan.groups for each in group.contenders):
-        for _, python in environments:
-            try:
-                require_framework(framework, python or plan.interpreters.get(framework, sys.executable))
-            except RequestError as error:
-                lacking[framework] = str(error)
-    groups = [
+    found = [
         replace(group, contenders=in_environments(of_framework, environments))
-        for group in plan.groups
+        for group in groups
         for framework in FRAMEWORKS
-        if framework not in lacking
         if (of_framework := [each for each in group.contenders if each.framework == framework])
     ]
-    if not groups:
-        expected = "expected modes of a framework that all environments have"
-        raise RequestError("\n".join(lacking.values()) or f"--env: nothing is left to verify; {expected}")
-    return replace(plan, groups=groups, left_out=[*plan.left_out, *lacking.values()])
+    if not found:
+        raise RequestError("--env: nothing is left to verify; expected modes of a framework that all environments have")
+    return found
 
 
 def _beyond_quick(interpreters: dict[str, str]) -> list[str]:
@@ -394,8 +402,8 @@ def _like(
     )
 
 
-def _usable(frameworks: list[str] | None, chosen: dict[str, str]) -> list[str]:
-    """The named frameworks that are installed, and says which are not; None: all that are."""
+def _usable(frameworks: list[str] | None, chosen: dict[str, str], environments: Environments) -> list[str]:
+    """The named frameworks that are installed, in every environment; says which are not. None: all that are."""
     from dpcompare.backends.availability import require_framework
     from dpcompare.errors import did_you_mean
 
@@ -406,8 +414,10 @@ def _usable(frameworks: list[str] | None, chosen: dict[str, str]) -> list[str]:
                 f"unknown framework {framework!r}; expected some of {', '.join(FRAMEWORKS)}."
                 f"{did_you_mean(framework, FRAMEWORKS)}"
             )
+        usual = chosen.get(framework, sys.executable)
         try:
-            require_framework(framework, **({"python": chosen[framework]} if framework in chosen else {}))
+            for python in [python or usual for _, python in environments] or [usual]:
+                require_framework(framework, python)
             usable.append(framework)
         except RequestError as error:
             # JAX is optional: one who does not name it need not read that it is missing.

@@ -378,7 +378,7 @@ CHECKS: dict[str, FairnessCheck] = {
         name: FairnessCheck(values.setting_value_or_none(name.lower().replace(" ", "_")), Changes.SPEED)
         for name in (
             *("memory layout", "compilation", "optimizer kernels", "BatchNorm kernels", "gradient buckets"),
-            *("depthwise convolution", "donation", "scheduler"),
+            *("attention", "convolutions", "donation", "scheduler"),
         )
     },
     # XLA's counter cannot be reset; so GPU memory is not compared between JAX and the others.

@@ -251,9 +251,26 @@ def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
-def test_verify_compares_two_environments(copied):
+@pytest.mark.parametrize("usual", [True, False], ids=["with the usual one", "which the usual one lacks"])
+def test_verify_compares_two_environments(copied, tmp_path, usual):
     model = ("--model", "toy-cnn", "--modes", "single", "--replicas", "1", "--precision", "float64", "--full")
-    done = invoke("verify", "--frameworks", "torch", *model, "--env", f"copy={copied}", "--json")
+    env = ("--env", f"copy={copied}")
+    if not usual:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+        env += ("--env", f"here={sys.executable}", "--python", f"torch={tmp_path / 'bare' / 'bin' / 'python'}")
+    done = invoke("verify", "--frameworks", "torch", *model, *env, "--json")
     assert done.code == 0, done.stderr
     pairs = {check["modes"] for check in json.loads(done.stdout)["checks"]}
     assert any("torch single in env=copy" in pair for pair in pairs)
+    assert any("torch single in env=here" in pair for pair in pairs) is not usual
+
+
+@pytest.mark.process
+@pytest.mark.torch
+def test_verify_needs_the_framework_in_each_environment(copied, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    env = ("--env", f"copy={copied}", "--env", f"bare={tmp_path / 'bare' / 'bin' / 'python'}")
+    refused = invoke("verify", "--frameworks", "torch", "--modes", "single", "--replicas", "1", *env)
+    assert refused.code == 2
+    assert "left out: torch is not usable: " in refused.stderr
+    assert "no framework is left to verify; expected one that all environments have" in refused.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
-from dpcompare.experiments.checks import Side
+from dpcompare.experiments.checks import Side, first_layer_that_differs
 from dpcompare.experiments.contenders import Group, usable_contenders
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.verify import (
@@ -126,16 +126,24 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
-    [("sgd", RESNET), ("sgd", VIT), ("adam", VGG | REGULARIZED), ("adam", VIT | REGULARIZED)],
-    ids=["resnet18", "vit", "narrow vgg16 regularized", "vit regularized"],
+    [
+        ("sgd", RESNET),
+        ("sgd", VIT),
+        ("adam", VGG | REGULARIZED),
+        ("adam", VIT | REGULARIZED),
+        ("sgd", {"model": "toy-cnn", "steps": 2}),
+        ("sgd", {"model": "mlp", "steps": 2}),
+    ],
+    ids=["resnet18", "vit", "narrow vgg16 regularized", "vit regularized", "toy-cnn", "mlp"],
 )
-def test_models_of_papers_pass_every_check(healthy, optimizer, model):
-    """The control of `TRAPS`."""
+def test_models_pass_every_check_layer_by_layer(healthy, optimizer, model):
+    """The control of `TRAPS`, and of the layer that is named where two frameworks part."""
     asked = {"frameworks": ("torch", "tensorflow", "jax"), "modes": ("single",), **model}
     chosen = group(1, optimizer, **asked)
     sides = [healthy(1, optimizer, number, **asked) for number in range(3)]
     assert [side.contender.framework for side in sides] == ["torch", "tensorflow", "jax"]
     assert [check for check in compare_sides(chosen, sides, {}) if not check.passed] == []
+    assert {first_layer_that_differs(sides[0], side) for side in sides} == {""}
 
 
 @pytest.mark.torch

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.backends.description import Description, switched
+from dpcompare.backends.description import PRODUCTS, Description, switched
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
@@ -395,7 +396,23 @@ class TorchBackend(Inspectable):
             ),
             libraries=self.parallel.libraries(),
             gradients=replace(self._gradient_times.found(), messages=self.parallel.messages(self.model)),
-        ).with_settings(**self.precision.settings(self.device), **self._compilation_found(), **self.parallel.settings())
+        ).with_settings(
+            **self.precision.settings(self.device),
+            **self._compilation_found(),
+            **self._attention_found(),
+            **self.parallel.settings(),
+        )
+
+    def _attention_found(self) -> dict[str, str]:
+        """The setting `attention` of timm's layers: torch chooses a kernel by type, device and width of a head."""
+        fused = next((layer for layer in self.model.modules() if getattr(layer, "fused_attn", False)), None)
+        if fused is None:
+            return {}
+        dtype = torch.bfloat16 if self.workload.precision == "bfloat16" else self.precision.dtype
+        heads = torch.zeros(1, fused.num_heads, 2, fused.head_dim, dtype=dtype, device=self.device, requires_grad=True)
+        # The function that scaled_dot_product_attention asks, too; torch has no public one.
+        chosen = SDPBackend(torch._fused_sdp_choice(heads, heads, heads))
+        return {"attention": PRODUCTS if chosen is SDPBackend.MATH else chosen.name.replace("_", " ").lower()}
 
     def _compilation_found(self) -> dict[str, str]:
         """The setting `compilation`, with what torch's compiler says it left out, which is not always what was asked.

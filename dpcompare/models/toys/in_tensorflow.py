@@ -1,4 +1,4 @@
-"""The toys as Keras models."""
+"""The toys as Keras models; activations are layers of their own, so that features are those of the other frameworks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ def _toy_cnn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input(shape),
-            layers.Conv2D(6, 5, activation="relu", name="conv1"),
+            layers.Conv2D(6, 5, name="conv1"),
+            layers.ReLU(),
             layers.MaxPooling2D(2),
-            layers.Conv2D(16, 5, activation="relu", name="conv2"),
+            layers.Conv2D(16, 5, name="conv2"),
+            layers.ReLU(),
             layers.MaxPooling2D(2),
             layers.Flatten(),
-            layers.Dense(120, activation="relu", name="fc1"),
-            layers.Dense(84, activation="relu", name="fc2"),
+            layers.Dense(120, name="fc1"),
+            layers.ReLU(),
+            layers.Dense(84, name="fc2"),
+            layers.ReLU(),
             layers.Dense(num_classes, name="fc3"),
         ]
     )
@@ -49,7 +53,8 @@ def _mlp(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
         [
             keras.Input(shape),
             layers.Flatten(),
-            layers.Dense(512, activation="relu", name="fc1"),
+            layers.Dense(512, name="fc1"),
+            layers.ReLU(),
             layers.Dropout(0.5, name="dropout"),
             layers.Dense(num_classes, name="fc2"),
         ]
