@@ -482,7 +482,7 @@ def test_models_of_keras_that_are_not_ours_are_named(layers, model, cause):
     assert ("its layers are named" in str(refused.value)) == (cause is not None)
 
 
-def test_vgg_of_timm_has_convolutions_in_the_place_of_dense_layers():
+def test_vgg_of_timm_has_convolutions_for_dense_layers():
     drawn = initial_weights("vgg16-narrow", 64, 10, 0)
     theirs = dict(drawn)
     for name, kernel in (("pre_logits.fc1", 2), ("pre_logits.fc2", 1)):
