@@ -32,6 +32,7 @@ from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import BatchLoader, DeviceBatch
+from dpcompare.models.architectures import model_of
 from dpcompare.models.layers.in_torch import import_timm
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.spec import IMAGE_CHANNELS
@@ -404,8 +405,10 @@ class TorchBackend(Inspectable):
         )
 
     def _attention_found(self) -> dict[str, str]:
-        """The setting `attention` of timm's layers: torch chooses a kernel by type, device and width of a head."""
-        fused = next((layer for layer in self.model.modules() if getattr(layer, "fused_attn", False)), None)
+        """The setting `attention` of timm's ViT: torch chooses a kernel by type, device and width of a head."""
+        has_attention = model_of(self.workload.model).attention(self.workload.image_size)
+        layers: Iterable[Any] = self.model.modules() if has_attention else ()
+        fused = next((layer for layer in layers if getattr(layer, "fused_attn", False)), None)
         if fused is None:
             return {}
         dtype = torch.bfloat16 if self.workload.precision == "bfloat16" else self.precision.dtype
