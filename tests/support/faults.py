@@ -621,11 +621,11 @@ module.Layers.batch_norm = unbiased
         module="backends.jax.model",
         inject="""
 from dpcompare.models.layers import in_jax
-jnp, exact = module.jnp, in_jax._depthwise_by_shifts
-def shifted(x, weight, stride):
+jnp, exact = module.jnp, in_jax.by_shifts
+def shifted(x, weight, **asked):
     missing = jnp.pad(x, ((0, 0), (1, 0), (1, 0), (0, 0)))[:, :-1, :-1]
-    return exact(missing, weight, stride)
-in_jax._depthwise_by_shifts = shifted
+    return exact(missing, weight, **asked)
+in_jax.by_shifts = shifted
 """,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
