@@ -183,8 +183,8 @@ def jax_strict(session: Session) -> Figures:
     }
 
 
-def jax_depthwise(session: Session, value: str) -> Figures:
-    """One of JAX's two depthwise convolutions."""
+def jax_convolutions(session: Session, value: str) -> Figures:
+    """JAX with its depthwise convolutions, and what else `convolutions` is about, made in one of two ways."""
     tuned = (*BFLOAT16, "--tune", f"convolutions={value}")
     return speed(session, f"jax-{value}", *tuned, framework="jax", seconds=110)
 
@@ -259,12 +259,12 @@ FIGURES: Sequence[Check] = [
     Check(name="bfloat16", about="torch native, bfloat16", make=bfloat16, seconds=50),
     Check(name="jax-strict", about="JAX, float32 without TF32", make=jax_strict, seconds=80),
     Check(
-        name="jax-kernel", about="JAX native, depthwise convolutions by XLA's kernel", seconds=80,
-        make=partial(jax_depthwise, value="kernel"),
+        name="jax-kernel", about="JAX native, convolutions by XLA's kernels", seconds=80,
+        make=partial(jax_convolutions, value="kernel"),
     ),
     Check(
-        name="jax-shifts", about="JAX native, depthwise convolutions by shifts", seconds=80,
-        make=partial(jax_depthwise, value="shifts"),
+        name="jax-shifts", about="JAX native, convolutions by shifts", seconds=80,
+        make=partial(jax_convolutions, value="shifts"),
     ),
     Check(name="each-step", about="bfloat16 with a wait after every step", make=each_step, seconds=50),
     Check(name="timm", about="timm's benchmark of the same", make=timm, seconds=70),

@@ -37,7 +37,7 @@ LARGEST = {"vit-s16": 32, "resnet50": 32, "vgg16": 32, "vit-b16": 32}
 REPLICATED = ("ddp", "fsdp", "mirrored", "multiworker", "spmd")
 STEPS, CHANGED_AFTER = 12, 5
 """Steps of a run that changes its framework, and after how many it does."""
-TOLERATED = 1e-8
+TOLERATED = OPTIMIZERS["adam"].verification.all_steps["float64"]
 """The largest difference of a loss of such a run: that of losses over steps of Adam in `verify`."""
 
 NAME = "models-verified"
@@ -183,12 +183,12 @@ def main() -> None:
     keeper = Keeper(parser, "stress.verify_models")
     arguments = parser.parse_args()
     rows = earlier_rows(arguments.write, arguments.model)
+    failed = 0
     for model in arguments.model:
         for row in chain(verified(model), changed(model) if model in SIZES else ()):
             print(*row.cells, sep=" | ", file=sys.stderr)
             rows.append(row)
-            keep(keeper, arguments.write, rows, is_whole=False)
-    failed = keep(keeper, arguments.write, rows, is_whole={row.model for row in rows} == set(known))
+        failed = keep(keeper, arguments.write, rows, is_whole={row.model for row in rows} == set(known))
     sys.exit(3 if failed else 0)
 
 
@@ -212,7 +212,7 @@ def keep(keeper: Keeper, folder: Path | None, rows: Sequence[Row], *, is_whole: 
         "failed" if failed else "passed" if is_whole else "open",
         sentences=[
             f"{passed} of {passed + failed} checks passed.",
-            "Rows of models that the command does not name are from earlier commands.",
+            "Rows of models that the command does not name are from earlier commands and commits.",
         ],
         tables=[table(COLUMNS, [row.cells for row in rows])],
         figures={
@@ -228,7 +228,8 @@ def keep(keeper: Keeper, folder: Path | None, rows: Sequence[Row], *, is_whole: 
 
 
 def largest(figures: Iterable[float | None]) -> str:
-    return format(max((figure for figure in figures if figure is not None), default=0.0), ".1e")
+    known = [figure for figure in figures if figure is not None]
+    return format(max(known), ".1e") if known else "-"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ from dpcompare.system.python_environment import is_custom
 from dpcompare.system.secrets import is_secret
 from dpcompare.system.user_modules import module_digests, source_sha256
 
+NOT_KNOWN = "not known"
+PRODUCTS = "products"
+"""Attention by two products and a softmax."""
+
 PREFIXES = (
     "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "JAX_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
     "TORCHINDUCTOR_", "TORCH_", "XLA_",
@@ -29,8 +33,6 @@ NAMES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
 )
-PRODUCTS = "products"
-"""Attention by two products and a softmax."""
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Set by the plan of a run; recorded where a process has another number after all."""
 SET_BY_US = (

@@ -229,7 +229,7 @@ def _asked_for(
     from dpcompare.experiments.contenders import known_modes
     from dpcompare.experiments.verify_groups import not_compared, plan_groups
 
-    present = _usable(frameworks, interpreters, environments)
+    present, unusable = _usable(frameworks, interpreters, environments)
     named = known_modes(model) if list(modes) == ["all"] else list(modes)
     groups = plan_groups(
         present,
@@ -245,14 +245,15 @@ def _asked_for(
         least=1 if environments else 2,  # each is then compared with itself elsewhere
     )
     if not present:
-        raise RequestError(
-            "no framework is left to verify; expected one that all environments have"
+        expected = (
+            "expected one that all environments have"
             if environments
-            else "no framework is left to verify; install one, or name its environment with --python"
+            else "install one, or name its environment with --python"
         )
+        raise RequestError("\n".join([f"no framework is left to verify; {expected}", *unusable]))
     if environments:
         groups = _in_environments(groups, environments)
-    left_out = [] if environments else not_compared(groups, present, named)
+    left_out = [*unusable, *([] if environments else not_compared(groups, present, named))]
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
@@ -402,12 +403,14 @@ def _like(
     )
 
 
-def _usable(frameworks: list[str] | None, chosen: dict[str, str], environments: Environments) -> list[str]:
-    """The named frameworks that are installed, in every environment; says which are not. None: all that are."""
+def _usable(
+    frameworks: list[str] | None, chosen: dict[str, str], environments: Environments
+) -> tuple[list[str], list[str]]:
+    """The named frameworks that are installed, in every environment, and why others are not. None: all that are."""
     from dpcompare.backends.availability import require_framework
     from dpcompare.errors import did_you_mean
 
-    usable = []
+    usable, reasons = [], []
     for framework in FRAMEWORKS if frameworks is None else frameworks:
         if framework not in FRAMEWORKS:
             raise RequestError(
@@ -420,10 +423,10 @@ def _usable(frameworks: list[str] | None, chosen: dict[str, str], environments: 
                 require_framework(framework, python)
             usable.append(framework)
         except RequestError as error:
-            # JAX is optional: one who does not name it need not read that it is missing.
-            if frameworks is not None or framework in frameworks_by_default():
-                click.echo(f"left out: {error}", err=True)
-    return usable
+            # JAX is optional: one who does not name it need not read that it is missing everywhere.
+            if frameworks is not None or environments or framework in frameworks_by_default():
+                reasons.append(str(error))
+    return usable, reasons
 
 
 def _known_model(model: str) -> str:

@@ -27,7 +27,7 @@ from dpcompare.config.setting import (
     setting,
     settings_of,
 )
-from dpcompare.config.tuning import tuning_of
+from dpcompare.config.tuning import tuning_of, under_new_names
 from dpcompare.config.workload import Workload
 from dpcompare.data.names import samples_trained
 from dpcompare.models.spec import Drop
@@ -131,7 +131,7 @@ class RunFields(Config):
         ),
     )
     """How the processes of a torch mode with several are started; None: in the usual way of the mode."""
-    tune: dict[str, str] = setting(
+    tune: Annotated[dict[str, str], AfterValidator(under_new_names)] = setting(
         default_factory=dict,
         changes=Changes.STEP_TIME,
         option=Option(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dpcompare.config.workload import Workload
 from dpcompare.errors import did_you_mean
@@ -50,7 +51,7 @@ TF32 = TuningOption(
 SETTINGS: dict[str, dict[str, TuningOption]] = {
     "torch": {
         # As TensorFlow on the CPU, where torch's default NCHW takes up to twice the time, because of depthwise
-        # convolutions. With ResNet-18 it takes an eighth less, which autotune finds.
+        # convolutions. With ResNet-18 it is faster (docs/evidence/models.md), which autotune finds.
         "memory_layout": TuningOption(
             values=("NCHW", "NHWC"), strict={"cpu": "NHWC", "gpu": "NCHW"}, native={"cpu": "NHWC", "gpu": "NHWC"}
         ),
@@ -89,8 +90,8 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
     },
     "jax": {
         "tf32": TF32,
-        # On the CPU, XLA's own kernels take four times as long as shifted products for a depthwise convolution, and 50
-        # times for one from which less leaves than its filter covers.
+        # On the CPU, XLA's own kernels take several times as long as shifted products for a depthwise convolution, and
+        # for one from which less leaves than its filter covers (docs/evidence/models.md).
         "convolutions": TuningOption(
             values=("shifts", "kernel"),
             strict={"cpu": "shifts", "gpu": "kernel"},
@@ -102,6 +103,17 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
         "scheduler": TuningOption(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
     },
 }
+
+
+RENAMED = {"depthwise_convolution": "convolutions"}
+"""Name of a setting in release 0.2.0, whose results and studies still are read -> its name now."""
+
+Value = TypeVar("Value")
+
+
+def under_new_names(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings as this release names them."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
 def tuning_options(

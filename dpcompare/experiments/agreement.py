@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from dpcompare.backends.description import acting_on
+from dpcompare.backends.description import NOT_KNOWN, acting_on
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.spec import ARE_DRAWN, DRAWN
 from dpcompare.results.result import RunResult
 
-NOT_KNOWN = "not known"
 LATER_STEPS = range(3, 7)
 
 Read: TypeAlias = Callable[[RunResult], Any]
@@ -31,6 +30,12 @@ def origin_of_weights(result: RunResult) -> str:
     return weights if weights in ARE_DRAWN else "from a file"
 
 
+def same_origin(results: Sequence[RunResult], origins: Sequence[str], values: Values) -> Outcome:
+    """Compare how weights were had; a file may hold what another run has drawn, which their checksum says."""
+    equal = len(set(origins)) == 1
+    return Outcome(equal=equal, is_reason=not equal and len({result.weights_sha256 for result in results}) > 1)
+
+
 def setting_value(name: str) -> Read:
     return lambda result: result.settings.get(name)
 
@@ -38,6 +43,13 @@ def setting_value(name: str) -> Read:
 def setting_value_or_none(name: str) -> Read:
     """A setting that not every mode has."""
     return lambda result: result.settings.get(name) or "none"
+
+
+def attention(result: RunResult) -> str:
+    """What computed it; results of 0.2.0 do not say that."""
+    model = MODELS.get(result.model)
+    unsaid = NOT_KNOWN if model is None or model.attention(result.image_size) else "none"
+    return str(result.settings.get("attention", unsaid))
 
 
 def batchnorm_epsilon(result: RunResult) -> Any:

@@ -61,6 +61,7 @@ def workload_check(
     read: Read | None = None,
     *,
     off: str | None = None,
+    compare: Comparator | None = None,
     differs: Differs = Differs.NEVER,
 ) -> FairnessCheck:
     """The check of a field of the workload, which says itself what it changes.
@@ -69,6 +70,7 @@ def workload_check(
         name: of the field, and of the option that sets it.
         read: where what was used is recorded; default: what was asked for.
         off: its value where it is off, as results from before it was there have it too.
+        compare: as in FairnessCheck.
         differs: as in FairnessCheck.
     """
     asked = read or values.workload_value(name)
@@ -76,5 +78,6 @@ def workload_check(
         (lambda result: asked(result) or off) if off else asked,
         WORKLOAD_SETTINGS[name].changes,
         f"use the same --{name.replace('_', '-')}",
+        compare=compare,
         differs=differs,
     )

@@ -40,6 +40,9 @@ EACH_ALONE = ("weight round trip", "sample order", "equality of replicas", "pixe
 """Checks of each side against the files and rules, not against another side."""
 
 
+ACCURACY = "accuracy (samples)"
+
+
 def differences(workload: Workload) -> dict[str, Difference]:
     """The checks of a group of modes, by name."""
     optimizer, spec = workload.optimizer, OPTIMIZERS[workload.optimizer]
@@ -66,7 +69,7 @@ def differences(workload: Workload) -> dict[str, Difference]:
     found["BatchNorm statistics"] = _statistics
     if workload.weight_average is not None:
         found["weight average"] = lambda a, b: _relative(_tensors(a, "averaged"), _tensors(b, "averaged"))
-    found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
+    found[ACCURACY] = lambda a, b: abs(_correct(a) - _correct(b))
     found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
     return found
 

@@ -101,9 +101,12 @@ class Sheet:
         return f"{self.verdict} (of {len(self.rows)} settings, {found})"
 
 
+OF_WEIGHTS = frozenset({"origin of the weights", "initial weights"})
+
 SUBJECTS: Mapping[str, frozenset[str]] = {
     "batch": names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH),
     "model": names_that_differ(Differs.MODELS),
+    **dict.fromkeys(("weights", "initial weights"), OF_WEIGHTS),
 }
 """Name of what a comparison is about -> the checks that differ with it."""
 

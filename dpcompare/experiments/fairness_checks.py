@@ -60,7 +60,7 @@ CHECKS: dict[str, FairnessCheck] = {
         differs=Differs.MODELS,
     ),
     "image size": workload_check("image_size", lambda r: r.image_size),
-    "origin of the weights": workload_check("weights", values.origin_of_weights),
+    "origin of the weights": workload_check("weights", values.origin_of_weights, compare=values.same_origin),
     "initial weights": FairnessCheck(
         lambda r: r.weights_sha256,
         Changes.FIRST_LOSS,
@@ -378,9 +378,10 @@ CHECKS: dict[str, FairnessCheck] = {
         name: FairnessCheck(values.setting_value_or_none(name.lower().replace(" ", "_")), Changes.SPEED)
         for name in (
             *("memory layout", "compilation", "optimizer kernels", "BatchNorm kernels", "gradient buckets"),
-            *("attention", "convolutions", "donation", "scheduler"),
+            *("convolutions", "donation", "scheduler"),
         )
     },
+    "attention": FairnessCheck(values.attention, Changes.SPEED),
     # XLA's counter cannot be reset; so GPU memory is not compared between JAX and the others.
     "GPU memory counted": FairnessCheck(
         lambda r: r.settings.get("peak_memory_counted", "in the measured steps"), Changes.NOTHING

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.config.setting import Changes
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Read, Values, as_asked, owned_variables
+from dpcompare.experiments.agreement import Outcome, Read, Values, as_asked, owned_variables
 from dpcompare.experiments.check_row import FairnessCheck
 from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.result import RunResult

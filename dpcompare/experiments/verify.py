@@ -16,6 +16,7 @@ from dpcompare.config.optimizers import OPTIMIZERS, Tolerances
 from dpcompare.config.run import PreparedRun
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import (
+    ACCURACY,
     EACH_ALONE,
     Difference,
     Side,
@@ -49,7 +50,7 @@ TOLERANCES: dict[str, Tolerances] = {
     "update of all steps": {"float32": None, "float64": 1e-6},
     "BatchNorm statistics": {"float32": None, "float64": 1e-8},
     "weight average": {"float32": None, "float64": 1e-8},
-    "accuracy (samples)": {"float32": 1.0, "float64": 0.0},
+    ACCURACY: {"float32": 1.0, "float64": 0.0},
     "evaluation loss": {"float32": None, "float64": 1e-8},
     "accumulation = replicas = one batch": {"float32": 1e-4, "float64": 1e-12},
 }
@@ -61,15 +62,14 @@ tolerance."""
 LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
 """No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is not a difference."""
 
-WIDEST_BEHIND_KINKS = 0.2
-"""No floor makes their tolerance wider: a gradient of which a fifth is wrong is not excused."""
 BEHIND_KINKS = {
-    **dict.fromkeys(("gradient", "gradient of each tensor"), WIDEST_BEHIND_KINKS),
-    **dict.fromkeys((f"one step of {optimizer}" for optimizer in OPTIMIZERS), WIDEST_BEHIND_KINKS),
-    "accuracy (samples)": 8.0,
+    *("gradient", "gradient of each tensor", ACCURACY),
+    *(f"one step of {optimizer}" for optimizer in OPTIMIZERS),
 }
-"""What one ReLU or max-pooling moves whose inputs differ by a rounding of float32, as a gradient takes another way ->
-its widest tolerance, which is a fifth of the 41 validation samples, too."""
+"""What one ReLU or max-pooling moves whose inputs differ by a rounding of float32, as a gradient takes another way."""
+WIDEST_BEHIND_KINKS = 0.2
+"""No floor makes their tolerance wider: a gradient of which a fifth is wrong, or an accuracy by a fifth of the samples,
+is not excused."""
 KINK_MULTIPLE = 4.0
 """Their tolerance is at least this multiple of the floor. EfficientNet, which is smooth, has a lower floor."""
 
@@ -297,7 +297,12 @@ def compare_sides(
         compares = name not in EACH_ALONE
         repeated = float(np.max([difference(side, same) for side, same in again])) if again and compares else None
         tolerance = tolerance_of(
-            name, group.workload.precision, on_gpu=_any_on_gpu(sides), drift=floor.get(name), repeated=repeated
+            name,
+            group.workload.precision,
+            on_gpu=_any_on_gpu(sides),
+            drift=floor.get(name),
+            repeated=repeated,
+            num_evaluated=sides[0].result.evaluations[-1].count if name == ACCURACY else 1,
         )
         if tolerance is None:
             yield _did_not_run(name, group, str(sides[0].contender), "the floor could not be measured")
@@ -306,7 +311,13 @@ def compare_sides(
 
 
 def tolerance_of(
-    name: str, precision: str, *, on_gpu: bool, drift: float | None, repeated: float | None
+    name: str,
+    precision: str,
+    *,
+    on_gpu: bool,
+    drift: float | None,
+    repeated: float | None,
+    num_evaluated: int = 1,
 ) -> float | None:
     """The largest difference with which a check passes; None where a floor that it needs is missing or not finite.
 
@@ -316,6 +327,7 @@ def tolerance_of(
         on_gpu: whether a side ran on GPUs.
         drift: how far the reference drifts from itself when its weights are disturbed, where that was measured.
         repeated: how much two identical runs differ, where that was measured.
+        num_evaluated: the samples of which the check counts some; 1 where it measures a relative difference.
     """
     if not all(np.isfinite(floor) for floor in (drift, repeated) if floor is not None):
         return None  # nothing would exceed it
@@ -327,7 +339,7 @@ def tolerance_of(
     elif on_gpu:
         tolerance = GPU_TOLERANCES.get(name, {}).get(precision, tolerance)
     if name in BEHIND_KINKS and precision == "float32" and drift is not None:
-        tolerance = max(tolerance, min(KINK_MULTIPLE * drift, BEHIND_KINKS[name]))
+        tolerance = max(tolerance, min(KINK_MULTIPLE * drift, WIDEST_BEHIND_KINKS * num_evaluated))
     if repeated is None:
         return tolerance
     # Of what is counted, such as samples, none may differ by itself, and few of them are no sign of a broken GPU.

@@ -117,7 +117,8 @@ def prepare_weights(
     """
     shape = f"{image_size}px-{num_classes}classes"
     origin = f"-{ZERO_INIT}" if zero_init else "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
-    name = f"{_name_of(model, custom_shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
+    shapes = MODELS[model].shapes(image_size, num_classes) if custom_shapes is None else custom_shapes
+    name = f"{_name_of(model, shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
     if is_whole(path):
         return path
@@ -154,11 +155,9 @@ def _written_below(folder: Path) -> Iterator[Path]:
         ) from None
 
 
-def _name_of(model: str, custom_shapes: Mapping[str, Shape] | None) -> str:
-    """A model's name as part of that of a file; of a custom model, with a digest of its shapes."""
-    if custom_shapes is None:
-        return model
-    described = json.dumps(sorted(custom_shapes.items()))
+def _name_of(model: str, shapes: Mapping[str, Shape]) -> str:
+    """A model's name as part of that of a file, with a digest of its shapes: a model may change and keep its name."""
+    described = json.dumps(sorted(shapes.items()))
     return f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
 
 
@@ -268,9 +267,8 @@ def _whose(names: Collection[str]) -> str:
     """Of which of OTHERS these tensors are, as a remark; empty of any other model."""
     if any("preact" in name for name in names):
         return ""
-    return next(
-        (f" (its layers are named as in {name})" for layer, name in OTHERS.items() if f"{layer}.weight" in names), ""
-    )
+    layers = {name.partition(".")[0] for name in names}
+    return next((f" (its layers are named as in {name})" for layer, name in OTHERS.items() if layer in layers), "")
 
 
 def _is_other_head(found: dict[str, Any], shapes: dict[str, Shape], weight: str, bias: str) -> bool:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, field
 from dpcompare._version import __version__
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.setting import one_of
+from dpcompare.config.tuning import under_new_names
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
@@ -225,7 +226,7 @@ class RunResult(BaseModel):
     variables: OtherVariables | None = None
     """Variables of the environment that no list knows, by name, with digests of their values; None where the processes
     did not look."""
-    settings: dict[str, Any] = {}
+    settings: Annotated[dict[str, Any], AfterValidator(under_new_names)] = {}
     versions: dict[str, str] = {}
     """The versions on node 0; see `nodes`."""
     packages: dict[str, str] = {}

@@ -35,10 +35,18 @@ print(json.dumps(found))
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "switched off by timm"])
-def test_the_kernel_of_attention_is_named(tmp_path, is_fused):
-    env = os.environ | {"DPCOMPARE_CACHE_DIR": str(tmp_path), "TIMM_FUSED_ATTN": "1" if is_fused else "0"}
-    done = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, env=env)
+@pytest.mark.parametrize(
+    ("before", "of_timm", "is_fused"),
+    [
+        ("", "1", True),
+        ("", "0", False),
+        ("import torch; torch.backends.cuda.enable_flash_sdp(False)", "1", False),
+    ],
+    ids=["fused", "switched off by timm", "switched off in torch"],
+)
+def test_the_kernel_of_attention_is_named(tmp_path, before, of_timm, is_fused):
+    env = os.environ | {"DPCOMPARE_CACHE_DIR": str(tmp_path), "TIMM_FUSED_ATTN": of_timm}
+    done = subprocess.run([sys.executable, "-c", before + KERNEL], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found.pop("mlp float32") == ["none", False, False]

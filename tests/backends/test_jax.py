@@ -34,9 +34,11 @@ def with_gradients(function, x, weight):
     squares = lambda x, weight: (function(x, weight) ** 2).sum()
     return function(x, weight), *jax.grad(squares, (0, 1))(x, weight)
 
-def case(sides, padding, depthwise, size, stride):
-    x = generator.normal(size=(2, *sides, 4))
-    weight = generator.normal(size=(4 if depthwise else 6, 1 if depthwise else 4, size, size))
+def drawn(sides, padding, depthwise, size, stride):
+    shape = (4 if depthwise else 6, 1 if depthwise else 4, size, size)
+    return generator.normal(size=(2, *sides, 4)), generator.normal(size=shape)
+
+def both(x, weight, padding, depthwise, stride):
     asked = {"stride": stride, "padding": padding, "depthwise": depthwise}
     return [with_gradients(partial(function, **asked), x, weight) for function in (kernel, by_shifts)]
 
@@ -44,9 +46,12 @@ AROUND = [(1, 1), (1, 1)]
 CASES = [  # odd and even sides, and some that are smaller than the filter
     *(((7, 8), "SAME", True, size, stride) for size in (3, 5) for stride in (1, 2)),
     *(((2, 3), AROUND, False, 3, stride) for stride in (1, 2)),
-    ((1, 1), "SAME", False, 3, 1), ((4, 5), "VALID", False, 3, 2),
+    ((1, 1), "SAME", False, 3, 1), ((4, 5), "VALID", False, 3, 2), ((8, 9), "VALID", False, 4, 4),
 ]
-made = jax.jit(lambda: {str(one): case(*one) for one in CASES})()
+# What they compute on are arguments: XLA computes what depends on none when it compiles.
+made = {
+    str(one): jax.jit(lambda x, weight: both(x, weight, one[1], one[2], one[4]))(*drawn(*one)) for one in CASES
+}
 print(json.dumps({
     name: max(float(abs(a - b).max()) if a.shape == b.shape else 1.0 for a, b in zip(*pair))
     for name, pair in made.items()
@@ -57,8 +62,41 @@ print(json.dumps({
 @pytest.mark.slow
 def test_shifted_products_are_the_convolution():
     differences = printed(SHIFTED)
-    assert len(differences) == 8
+    assert len(differences) == 9
     assert max(differences.values()) < 1e-12, differences
+
+
+CHOSEN = """
+import json
+import jax
+from jax import numpy as jnp
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.layers.in_jax import Layers
+
+def uses_kernel(side, channels, weight, stride, by_shifts):
+    tensors = {"layer.weight": jnp.zeros(weight)}
+    layers = Layers(MODELS["resnet18"], tensors, None, batchnorm_momentum=0.9, bfloat16=False, training=True,
+                    axis_name=None, by_shifts=by_shifts)
+    made = jax.make_jaxpr(lambda x: layers.convolution("layer", x, stride=stride))(jnp.zeros((1, side, side, channels)))
+    return "conv_general_dilated" in str(made)
+
+CASES = {
+    "depthwise": (16, 4, (4, 1, 3, 3), 1),
+    "small": (2, 4, (8, 4, 3, 3), 1),
+    "small by its stride": (4, 4, (8, 4, 3, 3), 2),
+    "patches": (64, 3, (8, 3, 16, 16), 16),
+    "usual": (8, 4, (8, 4, 3, 3), 1),
+    "1x1 with a stride": (8, 4, (8, 4, 1, 1), 2),
+}
+print(json.dumps({name: [uses_kernel(*case, shifts) for shifts in (True, False)] for name, case in CASES.items()}))
+"""
+
+
+@pytest.mark.slow
+def test_slow_convolutions_alone_are_made_of_shifts():
+    chosen = printed(CHOSEN)
+    assert all(with_kernels for _, with_kernels in chosen.values())
+    assert {name for name, (with_shifts, _) in chosen.items() if with_shifts} == {"usual", "1x1 with a stride"}
 
 
 USED_ALREADY = """

@@ -1,5 +1,6 @@
 """Bytes that a device looks up: the same bits as on the host, in every framework."""
 
+import json
 import subprocess
 import sys
 
@@ -62,3 +63,41 @@ def test_a_device_looks_up_the_same_bits_as_the_host(framework, tmp_path):
         assert got[f"{dtype} augmented"].tobytes() == look_up(pixels, table, flips).tobytes()
         assert got[f"{dtype} flipped"].tobytes() == look_up(pixels, table[:1], flips).tobytes()
         assert got[f"{dtype} plain"].tobytes() == look_up(pixels, table[:1]).tobytes()
+
+
+FED = """
+import json, numpy, torch
+from dpcompare.backends.torch.feed import DeviceFeed
+from dpcompare.data.batches import HostBatch
+
+rng = numpy.random.default_rng(0)
+batch = HostBatch(
+    pixels=rng.integers(0, 256, (4, 8, 9, 3), dtype=numpy.uint8), tables=rng.random((1, 3, 256), numpy.float32),
+    flips=None, labels=numpy.arange(4, dtype=numpy.int32), weights=numpy.float32([1, 1, 1, 0]), global_count=3, step=1,
+    indices=numpy.arange(4), drop_masks=rng.random((4, 5)),
+)
+found = {}
+for dtype in (torch.float32, torch.float64):
+    for layout in (torch.contiguous_format, torch.channels_last):
+        fed = DeviceFeed(torch.device("cpu"), dtype, layout)
+        placed = fed.place(batch)
+        read = fed.read_back(placed)
+        found[f"{dtype} {layout}"] = {
+            "types": [str(array.dtype) for array in placed.arrays.values()],
+            "has the layout": placed.images.is_contiguous(memory_format=layout),
+            "is the batch": all(
+                numpy.array_equal(read[name], getattr(batch, name).astype(read[name].dtype)) for name in read
+            ),
+        }
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.torch
+def test_torch_gets_a_batch_in_its_type_and_layout():
+    done = subprocess.run([sys.executable, "-c", FED], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert len(found) == 4
+    for name, fed in found.items():
+        dtype = name.split()[0]
+        assert fed == {"types": [dtype, "torch.int64", dtype, dtype], "has the layout": True, "is the batch": True}

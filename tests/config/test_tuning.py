@@ -172,6 +172,13 @@ def test_what_cannot_be_tuned_on_gpus_is_refused(tune, workload, says):
         RunConfig(framework="torch", mode="ddp", workload=made, cluster=gpus, tune=tune)
 
 
+def test_a_setting_by_its_old_name_is_the_one_of_now():
+    cluster = Cluster.partition(1, device="cpu")
+    old = {"depthwise_convolution": "kernel"}
+    made = RunConfig(framework="jax", mode="spmd", workload=Workload(profile="native"), cluster=cluster, tune=old)
+    assert made.tune == {"convolutions": "kernel"}
+
+
 def test_a_pair_that_is_none_is_refused():
     refused = invoke("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
     assert refused.code == 2

@@ -31,6 +31,20 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all that must match do)"
 
 
+@pytest.mark.parametrize(
+    ("model", "setting", "old", "now", "values"),
+    [
+        ("mlp", "convolutions", {"depthwise_convolution": "kernel"}, {"convolutions": "kernel"}, ["kernel"] * 2),
+        ("mlp", "attention", {}, {"attention": "none"}, ["none"] * 2),
+        ("vit-ti16", "attention", {}, {"attention": "products"}, ["not known", "products"]),
+    ],
+)
+def test_results_of_a_release_that_said_less_are_read(model, setting, old, now, values):
+    pair = [result(settings=settings, model=model, image_size=64) for settings in (old, now)]
+    row = next(row for row in compare(pair).rows if row.setting == setting)
+    assert (row.values, row.equal, row.reason) == (values, len(set(values)) == 1, False)
+
+
 def test_replicas_on_one_gpu_are_compared_with_nothing():
     shared = result()
     shared = shared.model_copy(

@@ -67,12 +67,40 @@ def test_a_study_about_models_judges_them_against_each_other():
     assert [group.model for group in shown.groups] == [None]
 
 
-@pytest.mark.parametrize(("weights", "reasons"), [("other.safetensors", 0), ("zero-init", 1)])
-def test_models_compared_begin_from_weights_of_one_origin(weights, reasons):
-    first = of_model("resnet18", runs("torch", "ddp", FAST), weights="weights.safetensors" if not reasons else "random")
-    second = of_model("resnet50", runs("torch", "ddp", FASTER), weights=weights, weights_sha256="others")
-    shown = compared(first, second, subject=("model",))
-    assert [reason.partition(":")[0] for reason in shown.reasons] == ["origin of the weights"] * reasons
+@pytest.mark.parametrize(
+    ("first", "second", "reasons"),
+    [
+        ("a.safetensors", "b.safetensors", []),
+        ("random", "zero-init", ["origin of the weights"]),
+        ("random", "imagenet", ["origin of the weights"]),
+    ],
+)
+def test_models_compared_begin_from_weights_of_one_origin(first, second, reasons):
+    arms = [
+        of_model("resnet18", runs("torch", "ddp", FAST), weights=first),
+        of_model("resnet50", runs("torch", "ddp", FASTER), weights=second, weights_sha256="others"),
+    ]
+    shown = compared(*arms, subject=("model",))
+    assert [reason.partition(":")[0] for reason in shown.reasons] == reasons
+
+
+@pytest.mark.parametrize(
+    ("checksum", "subject", "reasons"),
+    [
+        ({}, (), []),
+        ({"weights_sha256": "others"}, (), ["origin of the weights", "initial weights"]),
+        ({"weights_sha256": "others"}, ("initial weights",), []),
+        ({"weights_sha256": "others"}, ("weights",), []),
+    ],
+    ids=["a file of what was drawn", "another file", "named by its row", "named as a whole"],
+)
+def test_weights_of_a_file_may_be_those_drawn_or_the_subject(checksum, subject, reasons):
+    arms = [
+        of_model("resnet18", runs("torch", "ddp", FAST)),
+        of_model("resnet18", runs("torch", "ddp", FASTER), weights="a.safetensors", **checksum),
+    ]
+    shown = compared(*arms, subject=subject)
+    assert [reason.partition(":")[0] for reason in shown.reasons] == reasons
 
 
 def test_arms_of_different_models_alone_are_not_comparable():

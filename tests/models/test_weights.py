@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -465,6 +466,7 @@ def test_zero_init_is_refused_of_a_model_without_such_branches():
 RESNET_OF_KERAS = ("conv1_conv", "conv2_block1_0_conv", "conv2_block1_1_bn")
 
 
+@pytest.mark.parametrize("tensor", ["{layer}.weight", "{layer}.{layer}_W_1:0"], ids=["now", "of an old .h5"])
 @pytest.mark.parametrize(
     ("layers", "model", "cause"),
     [
@@ -474,12 +476,36 @@ RESNET_OF_KERAS = ("conv1_conv", "conv2_block1_0_conv", "conv2_block1_1_bn")
     ],
     ids=["ResNet version 1", "ResNet version 2", "VGG"],
 )
-def test_models_of_keras_that_are_not_ours_are_named(layers, model, cause):
-    source = Source(name="keras.h5", sha256="0", tensors={f"{layer}.weight": np.zeros(3) for layer in layers})
+def test_models_of_keras_that_are_not_ours_are_named(layers, model, cause, tensor):
+    tensors = {tensor.format(layer=layer): np.zeros(3) for layer in layers}
+    source = Source(name="keras.h5", sha256="0", tensors=tensors)
     with pytest.raises(RequestError) as refused:
         fit(source, initial_weights(model, 32, 10, 0), model)
     assert cause is None or cause in str(refused.value)
     assert ("its layers are named" in str(refused.value)) == (cause is not None)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 512, 7, 7), (64,)], ids=["a number", "nothing", "a vector"])
+def test_a_damaged_dense_layer_of_timm_is_refused_by_name(shape):
+    drawn = initial_weights("vgg16-narrow", 64, 10, 0)
+    theirs = {name: value for name, value in drawn.items() if not name.startswith("classifier.0")}
+    theirs |= {"pre_logits.fc1.weight": np.zeros(shape), "pre_logits.fc1.bias": drawn["classifier.0.bias"]}
+    with pytest.raises(RequestError, match=r"classifier\.0\.weight has shape"):
+        fit(Source(name="timm", sha256="0", tensors=theirs), drawn, "vgg16-narrow")
+
+
+def test_a_file_with_a_layer_under_both_names_is_refused():
+    drawn = initial_weights("vgg16-narrow", 64, 10, 0)
+    both = drawn | {"pre_logits.fc1.weight": drawn["classifier.0.weight"][:, :, None, None] + 1}
+    with pytest.raises(RequestError, match=r"pre_logits\.fc1\.weight is not one of its tensors"):
+        fit(Source(name="both", sha256="0", tensors=both), drawn, "vgg16-narrow")
+
+
+def test_a_model_with_other_layers_has_a_file_of_its_own(tmp_path, monkeypatch):
+    first = prepare_weights("resnet50-narrow", 32, 0, 10, None, tmp_path)
+    other = replace(MODELS["resnet50-narrow"], shapes=MODELS["resnet18"].shapes)
+    monkeypatch.setitem(MODELS, "resnet50-narrow", other)
+    assert prepare_weights("resnet50-narrow", 32, 0, 10, None, tmp_path) != first
 
 
 def test_vgg_of_timm_has_convolutions_for_dense_layers():

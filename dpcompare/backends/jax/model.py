@@ -71,7 +71,7 @@ def build_model(
         num_classes: of the dataset.
         names: layers of a custom model -> the names that their tensors get.
         drop_columns: `RunConfig.drop_columns` of a custom model.
-        by_shifts: whether depthwise and very small convolutions are made of shifted products, and not by XLA's kernels.
+        by_shifts: whether depthwise convolutions, very small ones and those of patches are made of shifted products.
     """
     if is_custom(workload.model):
         model = _custom(

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
-from dpcompare.backends.description import PRODUCTS, Description, switched
+from dpcompare.backends.description import NOT_KNOWN, PRODUCTS, Description, switched
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
@@ -406,16 +406,22 @@ class TorchBackend(Inspectable):
 
     def _attention_found(self) -> dict[str, str]:
         """The setting `attention` of timm's ViT: torch chooses a kernel by type, device and width of a head."""
-        has_attention = model_of(self.workload.model).attention(self.workload.image_size)
-        layers: Iterable[Any] = self.model.modules() if has_attention else ()
+        attention = model_of(self.workload.model).attention(self.workload.image_size)
+        layers: Iterable[Any] = self.model.modules() if attention else ()
         fused = next((layer for layer in layers if getattr(layer, "fused_attn", False)), None)
         if fused is None:
             return {}
+        # The function that scaled_dot_product_attention asks, too; torch has no public one, and may rename this one.
+        choose = getattr(torch, "_fused_sdp_choice", None)
+        if choose is None:
+            return {"attention": NOT_KNOWN}
         dtype = torch.bfloat16 if self.workload.precision == "bfloat16" else self.precision.dtype
-        heads = torch.zeros(1, fused.num_heads, 2, fused.head_dim, dtype=dtype, device=self.device, requires_grad=True)
-        # The function that scaled_dot_product_attention asks, too; torch has no public one.
-        chosen = SDPBackend(torch._fused_sdp_choice(heads, heads, heads))
-        return {"attention": PRODUCTS if chosen is SDPBackend.MATH else chosen.name.replace("_", " ").lower()}
+        (tokens, _), *_ = attention.values()
+        shape = (1, fused.num_heads, tokens, fused.head_dim)
+        heads = torch.zeros(shape, dtype=dtype, device=self.device, requires_grad=True)
+        chosen = SDPBackend(choose(heads, heads, heads))
+        # SDPBackend is no enum of Python: each look makes another object, equal and not identical.
+        return {"attention": PRODUCTS if chosen == SDPBackend.MATH else chosen.name.replace("_", " ").lower()}
 
     def _compilation_found(self) -> dict[str, str]:
         """The setting `compilation`, with what torch's compiler says it left out, which is not always what was asked.

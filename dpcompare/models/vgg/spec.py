@@ -19,6 +19,8 @@ SHRINKS_BY = 32
 DROPOUT_RATE = 0.5
 CLASSIFIER = ("classifier.0", "classifier.3", "classifier.6")
 CLASSIFIER_OF_TIMM = ("pre_logits.fc1", "pre_logits.fc2", "head.fc")
+KERNEL_DIMENSIONS = 4
+"""(units, features, height, width)."""
 DROPOUTS = ("classifier.2", "classifier.5")
 """Behind each hidden layer."""
 
@@ -80,9 +82,10 @@ def _from_published(tensors: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(tensors)
     for theirs, ours in zip(CLASSIFIER_OF_TIMM, CLASSIFIER, strict=True):
         for tensor in ("weight", "bias"):
-            if f"{theirs}.{tensor}" in found:
+            if f"{theirs}.{tensor}" in found and f"{ours}.{tensor}" not in found:
                 value = found.pop(f"{theirs}.{tensor}")
-                found[f"{ours}.{tensor}"] = value.reshape(len(value), -1) if tensor == "weight" else value
+                is_kernel = value.ndim == KERNEL_DIMENSIONS and value.size
+                found[f"{ours}.{tensor}"] = value.reshape(len(value), -1) if is_kernel else value
     return found
 
 
