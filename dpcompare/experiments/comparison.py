@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import BaseModel, ConfigDict, create_model
 
 from dpcompare._version import __version__
+from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
-from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome, Ratio, num_trimmed
 from dpcompare.results.clock import RunWarning, RunWarningKind

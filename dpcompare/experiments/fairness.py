@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
+from dpcompare.experiments.agreement import Outcome, Values, has_one_order, workload_value
 from dpcompare.experiments.check_row import Differs, FairnessCheck
 from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
 from dpcompare.experiments.environments import in_words as environment_in_words

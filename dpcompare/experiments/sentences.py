@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dpcompare.experiments.agreement import NOT_KNOWN
+from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, RatioRow, TargetRow, TimeClaimRow
 from dpcompare.experiments.statistics import UNMEASURED
