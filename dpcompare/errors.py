@@ -12,6 +12,7 @@ _OTHER_NAMES = {
     "dataparallel": "dp",
     "mirroredstrategy": "mirrored",
     "multiworkermirroredstrategy": "multiworker",
+    "pjit": "jit",
     "pmap": "spmd",
     "shard_map": "spmd",
 }

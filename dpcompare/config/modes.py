@@ -31,6 +31,8 @@ class Mode:
     multi_node: bool = False
     collective: Mapping[str, str] = field(default_factory=dict)
     """Device type -> what carries the gradients between replicas."""
+    collective_in_process: Mapping[str, str] = field(default_factory=dict)
+    """Device type -> what carries them if one process has all replicas, where that is something else."""
     exchange: Literal["buckets", "one pack", "shards", "first device", "server"] | None = None
     """In which messages gradients are exchanged, for projections; None: projections have no model of it."""
     sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
@@ -39,6 +41,8 @@ class Mode:
     """Whether a step can be made without gradient sync, to measure what that costs."""
     roles: tuple[str, ...] = ()
     """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
+    sees_whole_batch: bool = False
+    """Whether its step is that of the whole batch, so that BatchNorm has the statistics of all replicas."""
     steps_together: bool = True
     """Whether all replicas make each step together, and `train_step` returns when it is made. If not, each takes the
     next batch as soon as it is free, and the time of a step is spent where its losses are read."""
@@ -233,6 +237,18 @@ MODES: dict[tuple[str, str], Mode] = {
         launch="coordinator",
         multi_node=True,
         collective={"cpu": "gloo", "gpu": "nccl"},
+        collective_in_process={"cpu": "in process"},
+        by_default=False,
+    ),
+    ("jax", "jit"): Mode(
+        target="jax.jit:Jit",
+        summary="jax.jit over arrays with NamedSharding, where XLA adds the collectives: one process per node",
+        launch="coordinator",
+        multi_node=True,
+        sees_whole_batch=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+        collective_in_process={"cpu": "in process"},
+        gradient_sync_separable=False,  # XLA decides where a step exchanges what
         by_default=False,
     ),
 }

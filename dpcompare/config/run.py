@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import BaseModel, model_validator
 
-from dpcompare.config.modes import MODES
+from dpcompare.config.modes import MODES, Mode
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run_fields import Inputs, RunFields
 from dpcompare.config.setting import Changes, in_several_lines, raise_problems, setting
@@ -159,8 +159,19 @@ def _settings(config: RunFields) -> Iterator[str]:
             f"batchnorm: received sync, which mode {config.mode} of {config.framework} cannot do on "
             f"{config.cluster.device_type} devices; use local, or another mode"
         )
+    if workload.batchnorm == "local" and lacks_local_batchnorm(row, config.topology.num_replicas, workload.model):
+        yield (
+            f"batchnorm: received local with mode {config.mode} of {config.framework}, whose step is that of the whole "
+            "batch, so that BatchNorm has the statistics of all replicas; expected sync, or a model without BatchNorm"
+        )
     if config.profile_steps and not 1 <= config.profile_steps[0] <= config.profile_steps[1]:
         yield f"profile_steps: received {config.profile_steps}, expected a first step from 1 and a later last one"
+
+
+def lacks_local_batchnorm(row: Mode, num_replicas: int, model: str) -> bool:
+    """Whether a model's BatchNorm cannot be local in a mode, since its step is that of the whole batch."""
+    may_have_any = is_custom(model) or model_of(model).batchnorm_stride is not None
+    return row.sees_whole_batch and num_replicas > 1 and may_have_any
 
 
 def _target(config: RunFields) -> Iterator[str]:

@@ -374,7 +374,11 @@ class RunFields(Config):
     @property
     def collective(self) -> str:
         """What carries the collectives of the mode; gloo between processes on one GPU, which NCCL refuses."""
-        return "gloo" if self.cluster.shared else self.mode_row.collective[self.cluster.device_type]
+        if self.cluster.shared:
+            return "gloo"
+        row, device_type = self.mode_row, self.cluster.device_type
+        alone = row.collective_in_process.get(device_type) if self.topology.num_processes == 1 else None
+        return alone or row.collective[device_type]
 
     def samples_trained(self, num_train: int, num_steps: int) -> int:
         """How many samples count in the first steps on a split of `num_train`; those that come again do so."""

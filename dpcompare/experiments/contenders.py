@@ -9,6 +9,7 @@ from typing import Literal
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.environment import Environment
 from dpcompare.config.modes import MODES
+from dpcompare.config.run import lacks_local_batchnorm
 from dpcompare.config.workload import Workload
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.python_environment import is_custom
@@ -184,6 +185,13 @@ def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bo
         stages=variant.stages,
         launcher=variant.launcher,
     )
+
+
+def has_local_batchnorm(contender: Contender, model: str) -> bool:
+    """Whether a mode can have a model's BatchNorm of each replica, or the model has none."""
+    row = MODES[contender.framework, contender.mode]
+    num_replicas = contender.num_nodes * contender.devices_per_node // contender.stages
+    return not lacks_local_batchnorm(row, num_replicas, model)
 
 
 def synchronizes(contender: Contender, device: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.experiments.contenders import Contender, Group, synchronizes, usable_contenders
+from dpcompare.experiments.contenders import Contender, Group, has_local_batchnorm, synchronizes, usable_contenders
 from dpcompare.experiments.pairwise import Row, covering_rows
 from dpcompare.experiments.verify_workloads import verified_workload
 from dpcompare.system.type_names import FieldValue
@@ -164,9 +164,11 @@ def _able(
 
     def supports(contender: Contender) -> bool:
         supported = MODES[contender.framework, contender.mode].supported_values
-        return all(fields[name] in values for name, values in supported.items() if name in fields) and (
-            fields.get("batchnorm") != "sync" or synchronizes(contender, device)
-        )
+        if not all(fields[name] in values for name, values in supported.items() if name in fields):
+            return False
+        if fields.get("batchnorm") == "sync":
+            return synchronizes(contender, device)
+        return has_local_batchnorm(contender, str(fields["model"]))
 
     return tuple(filter(supports, contenders))
 

@@ -10,7 +10,15 @@ from dpcompare.backends.availability import require_compiler
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import optimizers_for
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.experiments.contenders import VARIANTS, Contender, Group, synchronizes, usable_contenders, variants
+from dpcompare.experiments.contenders import (
+    VARIANTS,
+    Contender,
+    Group,
+    has_local_batchnorm,
+    synchronizes,
+    usable_contenders,
+    variants,
+)
 from dpcompare.experiments.crossed_groups import crossed_groups
 from dpcompare.experiments.verify_workloads import BATCH, verified_workload
 from dpcompare.models.architectures import model_of
@@ -69,6 +77,7 @@ def plan_groups(
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
         if precision == "float64" and not quick and not is_custom(model):
             groups += crossed_groups(frameworks, modes, replicas, device=device, asked=asked)
+    groups = [_able(group) for group in groups]
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
     return [group for group in groups if len(group.to_run) >= least]
@@ -86,6 +95,14 @@ def _thinned(groups: list[Group], seldom: Collection[tuple[str, str]], *, is_las
             if (each.framework, each.mode) not in seldom and each.launcher is None and each.stages == 1
         )
         yield replace(group, contenders=often)
+
+
+def _able(group: Group) -> Group:
+    """The group without modes that cannot have the local BatchNorm of its workload."""
+    if group.workload.batchnorm == "sync":
+        return group
+    able = tuple(each for each in group.contenders if has_local_batchnorm(each, group.workload.model))
+    return replace(group, contenders=able)
 
 
 def with_each_on(device: Literal["cpu"], group: Group) -> Group:

@@ -33,6 +33,13 @@ def replicate(mesh: Mesh, array: Array) -> jax.Array:
     return _placed(mesh, [array] * len(mesh.local_devices), array.shape, REPLICATED)
 
 
+def copies(mesh: Mesh, array: Array, spec: PartitionSpec) -> jax.Array:
+    """The same array for each replica, with an axis of replicas in front; with REPLICATED one for all of them."""
+    if spec == SHARDED:
+        return shard(mesh, np.stack([array] * len(mesh.local_devices)))
+    return replicate(mesh, array[None])
+
+
 def _placed(mesh: Mesh, parts: Sequence[Array], shape: tuple[int, ...], spec: PartitionSpec) -> jax.Array:
     """A global array, of which each of this process's devices has a part."""
     # may_alias: on the CPU JAX would take the memory of an array of NumPy for its own, and give it away.

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax import lax
 from jax import numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
@@ -25,7 +25,7 @@ from dpcompare.backends.jax.feed import DeviceFeed
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
 from dpcompare.backends.jax.optimizer import KERNELS, Optimizer, Tensors, custom_optimizer
-from dpcompare.backends.jax.train_state import PARTITION_SPECS, TrainState
+from dpcompare.backends.jax.train_state import TrainState, partition_specs
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
 from dpcompare.models.sealed import read_weights
@@ -37,7 +37,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Rows(NamedTuple):
-    """A micro-batch of one replica."""
+    """A micro-batch of one replica, or of all."""
 
     images: jax.Array
     labels: jax.Array
@@ -48,23 +48,36 @@ class Rows(NamedTuple):
 class JaxBackend(Inspectable):
     """One process with the replicas on its devices; the modes say how processes meet.
 
-    A step is one compiled function of what was trained so far, which it replaces.
+    A step is one compiled function of what was trained so far, which it replaces. It is written for one replica, and
+    every replica computes it with its own rows; see `backends.jax.jit` for the other way.
     """
 
     packages = ("jax", "jaxlib")
+    of_step: ClassVar[PartitionSpec] = SHARDED
+    """The partition of what each step has for itself, such as the statistics of BatchNorm."""
 
     model: Model
     mesh: Mesh
     """The devices of all replicas, in the order of the processes."""
+
+    @property
+    def replicas_of_step(self) -> int:
+        """The replicas whose rows a step has."""
+        return 1
 
     def connect(self) -> None:
         """Join the other processes; called before JAX looks for devices."""
 
     def build_model(self) -> Model:
         """The model to train; override it together with `initial_state` to train another."""
-        by_shifts = self.config.tuning["convolutions"] == "shifts"
-        names = self.inputs.layers.get("jax", {})
-        return build_model(self.workload, self.inputs.num_classes, names, self.config.drop_columns, by_shifts=by_shifts)
+        return build_model(
+            self.workload,
+            self.inputs.num_classes,
+            self.inputs.layers.get("jax", {}),
+            self.config.drop_columns,
+            by_shifts=self.config.tuning["convolutions"] == "shifts",
+            over_devices=self.replicas_of_step > 1,
+        )
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None takes those of `Model.init`."""
@@ -121,30 +134,36 @@ class JaxBackend(Inspectable):
     def _make_functions(self) -> None:
         """The steps as compiled functions, which JAX traces and compiles when they are first called."""
         replaced = (0,) if self.config.tuning["donation"] == "on" else ()
-        function = self._over_replicas
+        function, state, own = self.compiled, partition_specs(self.of_step), self.of_step
+        sums = (own, SHARDED)
         self._train = function(
-            self._train_replica,
-            (PARTITION_SPECS, SHARDED, REPLICATED, REPLICATED),
-            (PARTITION_SPECS, SHARDED),
-            donated=replaced,
+            self._train_replica, (state, SHARDED, REPLICATED, REPLICATED), (state, SHARDED), donated=replaced
         )
         self._accumulate = function(
-            self._accumulate_replica,
-            (SHARDED, PARTITION_SPECS, SHARDED, REPLICATED),
-            (SHARDED, PARTITION_SPECS),
-            donated=replaced,
+            self._accumulate_replica, (sums, state, SHARDED, REPLICATED), (sums, state), donated=replaced
         )
-        self._no_sums = function(self._no_sums_replica, (PARTITION_SPECS,), SHARDED)
-        self._apply = function(
-            self._apply_replica, (PARTITION_SPECS, SHARDED, REPLICATED), PARTITION_SPECS, donated=replaced
-        )
-        self._evaluate = function(self._evaluate_replica, (PARTITION_SPECS, SHARDED), SHARDED)
+        self._no_sums = function(self._no_sums_replica, (state,), sums)
+        self._apply = function(self._apply_replica, (state, own, REPLICATED), state, donated=replaced)
+        self._evaluate = function(self._evaluate_replica, (state, SHARDED), SHARDED)
         self._training_logits, self._evaluation_logits = (
-            function(partial(self._logits_replica, training=training), (PARTITION_SPECS, SHARDED), (SHARDED, SHARDED))
+            function(partial(self._logits_replica, training=training), (state, SHARDED), (SHARDED, own))
             for training in (True, False)
         )
-        self._activations = function(self._activations_replica, (PARTITION_SPECS, SHARDED), SHARDED)
-        self._broadcast_statistics = function(self._copy_statistics_of_replica_0, (SHARDED,), SHARDED)
+        self._activations = function(self._activations_replica, (state, SHARDED), SHARDED)
+        self._broadcast_statistics = self._over_replicas(self._copy_statistics_of_replica_0, (SHARDED,), SHARDED)
+
+    def compiled(
+        self, function: Callable[..., Any], inputs: Any, outputs: Any, *, donated: tuple[int, ...] = ()
+    ) -> Any:
+        """A step, or a part of one, on all devices; arguments that are `donated` are used up.
+
+        Args:
+            function: of a training state and rows.
+            inputs: the partition of each argument.
+            outputs: the partition of what it returns.
+            donated: numbers of arguments.
+        """
+        return self._over_replicas(function, inputs, outputs, donated=donated)
 
     def _over_replicas(
         self, function: Callable[..., Any], inputs: Any, outputs: Any, *, donated: tuple[int, ...] = ()
@@ -190,21 +209,21 @@ class JaxBackend(Inspectable):
     def _train_replica(
         self, train_state: TrainState, rows: Rows, count: jax.Array, constants: jax.Array
     ) -> tuple[TrainState, jax.Array]:
-        loss_sum, gradients, train_state = self._gradients(train_state, rows, count)
-        return self._update(train_state, gradients, constants), loss_sum[None]
+        loss_sums, gradients, train_state = self._gradients(train_state, rows, count)
+        return self._update(train_state, gradients, constants), loss_sums
 
     def _no_sums_replica(self, train_state: TrainState) -> tuple[Tensors, jax.Array]:
-        """What micro-batches are added to: a gradient and a sum of losses of each replica."""
+        """What micro-batches are added to: a gradient of the step, and a sum of losses of each replica."""
         zeros = {name: jnp.zeros_like(parameter)[None] for name, parameter in train_state.parameters.items()}
-        return zeros, jnp.zeros(1, self._dtype)
+        return zeros, jnp.zeros(self.replicas_of_step, self._dtype)
 
     def _accumulate_replica(
         self, sums: tuple[Tensors, jax.Array], train_state: TrainState, rows: Rows, count: jax.Array
     ) -> tuple[tuple[Tensors, jax.Array], TrainState]:
-        gradient_sums, total = sums
-        loss_sum, gradients, train_state = self._gradients(train_state, rows, count)
+        gradient_sums, totals = sums
+        loss_sums, gradients, train_state = self._gradients(train_state, rows, count)
         gradient_sums = {name: value + gradients[name][None] for name, value in gradient_sums.items()}
-        return (gradient_sums, total + loss_sum[None]), train_state
+        return (gradient_sums, totals + loss_sums), train_state
 
     def _apply_replica(self, train_state: TrainState, gradient_sums: Tensors, constants: jax.Array) -> TrainState:
         return self._update(train_state, {name: value[0] for name, value in gradient_sums.items()}, constants)
@@ -212,20 +231,25 @@ class JaxBackend(Inspectable):
     def _gradients(
         self, train_state: TrainState, rows: Rows, count: jax.Array
     ) -> tuple[jax.Array, Tensors, TrainState]:
-        """This replica's sum of losses, its part of the gradient of the mean over the global batch, and what moved."""
+        """Each replica's sum of losses, these rows' part of the gradient of the mean over the global batch, and what
+        moved."""
 
         def loss(parameters: Tensors) -> tuple[jax.Array, tuple[jax.Array, Tensors]]:
             _, losses, statistics = self._losses(parameters, train_state.statistics, rows, training=True)
-            loss_sum = losses.sum()
-            return loss_sum / count, (loss_sum, statistics)
+            return losses.sum() / count, (losses, statistics)
 
-        gradients, (loss_sum, statistics) = jax.grad(loss, has_aux=True)(train_state.parameters)
-        images = train_state.images_computed + rows.weights.sum().astype(np.int32)
-        return loss_sum, gradients, train_state._replace(statistics=statistics, images_computed=images)
+        gradients, (losses, statistics) = jax.grad(loss, has_aux=True)(train_state.parameters)
+        images = train_state.images_computed + self._sums_of_replicas(rows.weights).astype(np.int32)
+        moved = train_state._replace(statistics=statistics, images_computed=images)
+        return self._sums_of_replicas(losses), gradients, moved
+
+    def _sums_of_replicas(self, values: jax.Array) -> jax.Array:
+        """One sum for each replica whose rows these are values of."""
+        return values.reshape(self.replicas_of_step, -1).sum(1)
 
     def _update(self, train_state: TrainState, gradients: Tensors, constants: jax.Array) -> TrainState:
         """Sum the gradients of all replicas and update this replica's copy of the parameters."""
-        if self.num_replicas > 1 and self.config.sync_gradients:
+        if self.num_replicas > self.replicas_of_step and self.config.sync_gradients:
             gradients = lax.psum(gradients, REPLICAS)
         parameters, slots = self.optimizer.apply(train_state.parameters, gradients, train_state.slots, constants)
         return train_state._replace(parameters=parameters, slots=slots, optimizer_steps=train_state.optimizer_steps + 1)
@@ -239,9 +263,9 @@ class JaxBackend(Inspectable):
         *,
         training: bool,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The logits of a replica's rows, and what else the model made."""
+        """The logits of rows, and what else the model made."""
         tensors = {**parameters, **{name: value[0] for name, value in statistics.items()}}
-        synchronized = self.workload.batchnorm == "sync" and self.num_replicas > 1
+        synchronized = self.workload.batchnorm == "sync" and self.num_replicas > self.replicas_of_step
         logits, made = self.model.apply(
             tensors, images, drop_masks, training=training, axis_name=REPLICAS if synchronized else None
         )
@@ -261,17 +285,23 @@ class JaxBackend(Inspectable):
         return self._evaluate(self._train_state, _rows(batch))
 
     def _evaluate_replica(self, train_state: TrainState, rows: Rows) -> jax.Array:
-        num_rows = len(rows.labels)
+        num_replicas = self.replicas_of_step
+        num_rows = len(rows.labels) // num_replicas
         at_once = self.rows_evaluated_at_once(num_rows)
         if at_once == num_rows:
-            return self._evaluate_rows(train_state, rows)[None]
-        parts = jax.tree.map(lambda each: each.reshape(-1, at_once, *each.shape[1:]), rows)
-        return lax.map(partial(self._evaluate_rows, train_state), parts).sum(0)[None]
+            return self._evaluate_rows(train_state, rows)
+
+        def in_parts(array: jax.Array) -> jax.Array:
+            """With an axis of parts in front, each with some rows of every replica."""
+            of_replicas = array.reshape(num_replicas, -1, at_once, *array.shape[1:]).swapaxes(0, 1)
+            return of_replicas.reshape(-1, num_replicas * at_once, *array.shape[1:])
+
+        return lax.map(partial(self._evaluate_rows, train_state), jax.tree.map(in_parts, rows)).sum(0)
 
     def _evaluate_rows(self, train_state: TrainState, rows: Rows) -> jax.Array:
         logits, losses, _ = self._losses(train_state.parameters, train_state.statistics, rows, training=False)
         hits = (logits.argmax(1) == rows.labels) * rows.weights
-        return jnp.stack([losses.sum(), hits.sum(), rows.weights.sum()])
+        return jnp.stack([self._sums_of_replicas(each) for each in (losses, hits, rows.weights)], axis=1)
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
@@ -302,7 +332,7 @@ class JaxBackend(Inspectable):
         if training == self._training:
             return
         self._training = training
-        if not training and self.num_replicas > 1 and self._train_state.statistics:
+        if not training and self.num_replicas > self.replicas_of_step and self._train_state.statistics:
             self._train_state = self._train_state._replace(
                 statistics=self._broadcast_statistics(self._train_state.statistics)
             )
@@ -335,7 +365,7 @@ class JaxBackend(Inspectable):
                 f"state does not fit {self.workload.model}: missing {sorted(set(self._names) - state.model.keys())}, "
                 f"unknown {sorted(state.model.keys() - set(self._names))}"
             )
-        self._train_state = self._train_state.with_state(state, self.mesh, self.optimizer, self._dtype)
+        self._train_state = self._train_state.with_state(state, self.mesh, self.optimizer, self._dtype, self.of_step)
         self._step = state.step
         self._training = None
 

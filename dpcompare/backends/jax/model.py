@@ -63,6 +63,7 @@ def build_model(
     drop_columns: Mapping[str, slice] = NO_COLUMNS,
     *,
     by_shifts: bool = False,
+    over_devices: bool = False,
 ) -> Model:
     """The model of a workload.
 
@@ -72,6 +73,7 @@ def build_model(
         names: layers of a custom model -> the names that their tensors get.
         drop_columns: `RunConfig.drop_columns` of a custom model.
         by_shifts: whether depthwise convolutions, very small ones and those of patches are made of shifted products.
+        over_devices: whether the rows of one call are on several devices.
     """
     if is_custom(workload.model):
         model = _custom(
@@ -93,6 +95,7 @@ def build_model(
             training=training,
             axis_name=axis_name,
             by_shifts=by_shifts,
+            over_devices=over_devices,
         )
         return forward(layers, images), layers.made
 

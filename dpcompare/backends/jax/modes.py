@@ -27,8 +27,10 @@ class MultiProcess(JaxBackend):
     """The launcher has set where the first process is, and which one this is."""
 
     def connect(self) -> None:
+        if self.config.topology.num_processes == 1:
+            return  # with jax.distributed, JAX would have gloo carry what stays within the process
         if self.config.cluster.device_type == "cpu":
-            jax.config.update("jax_cpu_collectives_implementation", self.config.mode_row.collective["cpu"])
+            jax.config.update("jax_cpu_collectives_implementation", self.config.collective)
             _listen_on(os.environ.get("GLOO_SOCKET_IFNAME"))
         address = os.environ["JAX_COORDINATOR_ADDRESS"]
         # Longer than the launcher waits, which knows how to name who hangs.
@@ -55,7 +57,8 @@ class MultiProcess(JaxBackend):
     def teardown(self) -> None:
         """Wait for the other processes: one that leaves early ends those that still compute with it."""
         self.barrier()
-        jax.distributed.shutdown()
+        if self.config.topology.num_processes > 1:
+            jax.distributed.shutdown()
 
 
 def _listen_on(interface: str | None) -> None:

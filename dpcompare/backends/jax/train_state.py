@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, on_host, replicate, shard
+from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, copies, on_host, replicate, shard
 from dpcompare.backends.jax.optimizer import Optimizer, Slots, Tensors
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.models.state import State, TrainingState, is_statistic
@@ -18,13 +18,13 @@ from dpcompare.system.type_names import Array
 
 
 class TrainState(NamedTuple):
-    """What a training step replaces. Where replicas differ, tensors have an axis of replicas in front."""
+    """What a training step replaces. Where replicas may differ, tensors have an axis of replicas in front."""
 
     parameters: Tensors
     slots: Slots
     """Slot of the optimizer -> parameter -> what it remembers."""
     statistics: Tensors
-    """BatchNorm's, of each replica."""
+    """BatchNorm's, of each replica; one of all if the step sees the whole batch."""
     optimizer_steps: jax.Array
     """Counted by each replica, as are the images whose losses it has computed."""
     images_computed: jax.Array
@@ -35,8 +35,18 @@ class TrainState(NamedTuple):
         zeros = np.zeros(len(mesh.local_devices), np.int32)
         return cls({}, {}, {}, shard(mesh, zeros), shard(mesh, zeros))
 
-    def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> TrainState:
-        """The tensors of a state on every replica; the counts continue from those so far."""
+    def with_state(
+        self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike, of_step: PartitionSpec
+    ) -> TrainState:
+        """The tensors of a state on every replica; the counts continue from those so far.
+
+        Args:
+            state: from the host.
+            mesh: the devices of all replicas.
+            optimizer: whose slots are made where the state has none yet.
+            dtype: of all tensors.
+            of_step: the partition of what each step has for itself; see `partition_specs`.
+        """
         tensors = {name: value.astype(dtype) for name, value in state.model.items()}
         parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
         statistics = {name: value for name, value in tensors.items() if is_statistic(name)}
@@ -45,13 +55,12 @@ class TrainState(NamedTuple):
             # torch makes its slots in the first step.
             return state.optimizer[f"{slot}.{name}"].astype(dtype) if state.step else np.zeros_like(parameters[name])
 
-        num_local = len(mesh.local_devices)
         return self._replace(
             parameters={name: replicate(mesh, value) for name, value in parameters.items()},
             slots={
                 slot: {name: replicate(mesh, remembered(slot, name)) for name in parameters} for slot in optimizer.slots
             },
-            statistics={name: shard(mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
+            statistics={name: copies(mesh, value, of_step) for name, value in statistics.items()},
         )
 
     def model_on_host(self) -> State:
@@ -83,12 +92,17 @@ class TrainState(NamedTuple):
         return float(sum(np.square(copy).sum() for copy in copies))
 
 
-_SPECS: dict[str, Any] = {
-    "parameters": REPLICATED,
-    "slots": REPLICATED,
-    "statistics": SHARDED,
-    "optimizer_steps": SHARDED,
-    "images_computed": SHARDED,
-}
-PARTITION_SPECS = TrainState(**_SPECS)
-"""The partition of each tensor of a training state."""
+def partition_specs(of_step: PartitionSpec) -> TrainState:
+    """The partition of each tensor of a training state.
+
+    Args:
+        of_step: of what each step has for itself: SHARDED if it is a replica's, REPLICATED if it is that of all.
+    """
+    specs: dict[str, Any] = {
+        "parameters": REPLICATED,
+        "slots": REPLICATED,
+        "statistics": of_step,
+        "optimizer_steps": SHARDED,
+        "images_computed": SHARDED,
+    }
+    return TrainState(**specs)

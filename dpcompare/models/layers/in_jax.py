@@ -30,6 +30,7 @@ class Layers:
         training: bool,
         axis_name: str | None,
         by_shifts: bool,
+        over_devices: bool = False,
     ) -> None:
         """The layers of a model for one pass.
 
@@ -42,12 +43,14 @@ class Layers:
             training: whether BatchNorm normalises by the batch.
             axis_name: of the replicas that it normalises with; None: this one alone.
             by_shifts: whether convolutions that XLA's kernels for CPUs are slow at are made of shifted products.
+            over_devices: whether the rows are on several devices, between which XLA exchanges what a mean takes.
         """
         self._tensors = tensors
         self._drop_masks = drop_masks
         self._training = training
         self._axis_name = axis_name
         self._by_shifts = by_shifts
+        self._over_devices = over_devices
         self._columns = columns(spec.drops)
         self._momentum, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
         self._dtype = jnp.bfloat16 if bfloat16 else next(iter(tensors.values())).dtype
@@ -109,11 +112,12 @@ class Layers:
 
     def _moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = (0, 1, 2)
-        if self._axis_name is None:
+        if self._axis_name is None and not self._over_devices:
             mean = x.mean(axes)
             return mean, jnp.square(x - mean).mean(axes)
         # The formula of the other frameworks: one exchange of sums and of sums of squares.
-        mean, mean_of_squares = lax.pmean((x.mean(axes), jnp.square(x).mean(axes)), self._axis_name)
+        means = x.mean(axes), jnp.square(x).mean(axes)
+        mean, mean_of_squares = means if self._axis_name is None else lax.pmean(means, self._axis_name)
         return mean, mean_of_squares - jnp.square(mean)
 
     def drop(self, name: str, x: jax.Array) -> jax.Array:
