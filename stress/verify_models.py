@@ -22,7 +22,7 @@ from benchmarks.evidence import Cell, Keeper, load, number, table, text
 from dpcompare import Workload
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.experiments.contenders import Contender, Group, usable_contenders
+from dpcompare.experiments.contenders import Contender, Group, has_local_batchnorm, usable_contenders
 from dpcompare.experiments.verify import verify
 from dpcompare.experiments.verify_workloads import verified_workload
 from dpcompare.models.architectures import MODELS
@@ -34,7 +34,7 @@ SIZES = {"vit-ti16": 32, "vgg16-narrow": 75, "resnet50-narrow": 75, "resnet18": 
 the deviation of the four values that a micro-batch leaves at the end of ResNet-18, which multiplies rounding."""
 LARGEST = {"vit-s16": 32, "resnet50": 32, "vgg16": 32, "vit-b16": 32}
 """Those that make one step."""
-REPLICATED = ("ddp", "fsdp", "mirrored", "multiworker", "spmd")
+REPLICATED = ("ddp", "fsdp", "mirrored", "multiworker", "spmd", "jit")
 STEPS, CHANGED_AFTER = 12, 5
 """Steps of a run that changes its framework, and after how many it does."""
 TOLERATED = OPTIMIZERS["adam"].verification.all_steps["float64"]
@@ -108,7 +108,8 @@ def parts_of(model: str) -> Iterator[Part]:
         yield Part(words="one device", group=Group(workload=workload("sgd", precision), contenders=singles))
     resumed = tuple(replace(one, resumed=True) for one in singles)
     yield Part(words="resumed", group=Group(workload=workload("adam", "float64"), contenders=(*singles, *resumed)))
-    replicas = usable_contenders(list(FRAMEWORKS), REPLICATED, 2)
+    several = usable_contenders(list(FRAMEWORKS), REPLICATED, 2)
+    replicas = tuple(each for each in several if has_local_batchnorm(each, model))
     baseline = singles[0] if MODELS[model].batchnorm_stride is None else None
     alone = " against one device" if baseline else ""
     group = Group(workload=workload("adam", "float64"), contenders=replicas, baseline=baseline)

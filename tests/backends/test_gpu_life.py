@@ -230,6 +230,7 @@ JAX_LIVES = {
     "single": {"mode": "single", "devices": 1, "like": "one"},
     "spmd": {"mode": "spmd", "devices": 2, "like": "two"},
     "multiprocess": {"mode": "multiprocess", "devices": 2, "nodes": 2, "like": "two"},
+    "jit": {"mode": "jit", "devices": 2, "nodes": 2, "like": "one", "workload": {"batchnorm": "sync"}},
 }
 
 

@@ -68,7 +68,8 @@ def test_every_mode_has_variants_that_are_runs():
         if mode.roles or "cpu" not in mode.device_types or "cpu" in mode.emulated_on:
             continue
         nodes, devices = mode.default_topology(2) if mode.multi_device else (1, 1)
-        base = config(framework, name, nodes, devices, stages=mode.default_stages)
+        whole = {"batchnorm": "sync"} if mode.sees_whole_batch else {}
+        base = config(framework, name, nodes, devices, stages=mode.default_stages, workload=whole)
         assert {"as it is", "no input"} <= set(variants_of(to_explain(base, named="it"), "mine").arms)
 
 

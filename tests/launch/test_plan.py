@@ -51,7 +51,10 @@ def test_no_plan_makes_a_variable_that_the_sheet_would_name():
     def cpu_plans(framework, mode, row):
         nodes = len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1
         cluster = Cluster.partition(nodes, 2 if row.is_pipeline else 1, device="cpu", num_cores=4)
-        planned = RunConfig(framework=framework, mode=mode, cluster=cluster, stages=row.default_stages)
+        workload = Workload(model="toy-cnn")
+        planned = RunConfig(
+            framework=framework, mode=mode, workload=workload, cluster=cluster, stages=row.default_stages
+        )
         return plan(planned, RUN_DIR, Endpoints(range(29400, 29400 + num_ports(planned))))
 
     seen = {

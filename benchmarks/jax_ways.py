@@ -1,0 +1,161 @@
+"""What JAX's two ways cost: a step per replica (`jax.shard_map`) or one of the whole batch (`jax.jit`).
+
+    python -m benchmarks.jax_ways [--model vit-ti16 ...] [--rounds 6] [--write [FOLDER]]
+
+Two devices on the CPU, in one process and in two. In every round each way trains once, in an order that alternates.
+What XLA exchanges in a step is counted in the programs that it has compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.evidence import Keeper, extremes, number, spread, table, text
+from dpcompare import Cluster, RunConfig, Workload, run
+
+MODELS = ("vit-ti16", "resnet18", "efficientnet-b2")
+WORKLOAD = {
+    **{"image_size": 64, "dataset": "synthetic-mini", "batchnorm": "sync"},
+    **{"steps": 14, "warmup_steps": 4, "global_batch_size": 32},
+}
+PLACES = {"one process": (1, 2, "spmd"), "two processes": (2, 1, "multiprocess")}
+"""Nodes, devices of each, and the mode whose step is a replica's."""
+PROGRAMS = re.compile(r"jit__(train|accumulate|apply)_replica\.cpu_after_optimizations\.txt$")
+COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(")
+"""The line of XLA's text that has one: the types of its results, and its name."""
+BYTES = {"f32": 4, "f64": 8, "s32": 4, "pred": 1}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a step exchanges."""
+
+    collectives: Counter[str]
+    megabytes: float
+
+    @property
+    def in_words(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self.collectives.items()) or "none"
+
+
+def config_of(mode: str, nodes: int, devices: int, workload: Workload) -> RunConfig:
+    cluster = Cluster.partition(nodes, devices, device="cpu")
+    return RunConfig(framework="jax", mode=mode, workload=workload, cluster=cluster)
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """These variables for what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def exchange_of(config: RunConfig) -> Exchange:
+    """What XLA has compiled for a step of a run, in an empty cache, so that it compiles."""
+    few = config.changed(workload=config.workload.changed(steps=1, warmup_steps=0))
+    with tempfile.TemporaryDirectory(prefix="dpcompare-jax-ways-") as name:
+        folder = Path(name)
+        flags = f"--xla_dump_to={folder / 'xla'} --xla_dump_hlo_as_text"
+        with environment(XLA_FLAGS=flags, DPCOMPARE_CACHE_DIR=str(folder / "cache")):
+            run(few)
+        return counted(folder / "xla", few.workload.accumulate)
+
+
+def counted(folder: Path, micro_batches: int) -> Exchange:
+    """The collectives of a step, from the texts of its programs."""
+    collectives: Counter[str] = Counter()
+    num_bytes = 0
+    for path in folder.iterdir():
+        if not (program := PROGRAMS.search(path.name)):
+            continue
+        times = micro_batches if program[1] == "accumulate" else 1
+        for types, name in COLLECTIVE.findall(path.read_text()):
+            collectives[name] += times
+            num_bytes += times * sum(
+                BYTES[kind] * math.prod(map(int, filter(None, sides.split(","))))
+                for kind, sides in re.findall(r"(\w+)\[([\d,]*)\]", types)
+            )
+    return Exchange(collectives, num_bytes / 1e6)
+
+
+def speeds(configs: Sequence[RunConfig], rounds: int) -> list[list[float]]:
+    """Images per second of each run, in each round."""
+    found: list[list[float]] = [[] for _ in configs]
+    for number_of_round in range(rounds):
+        order = list(enumerate(configs))
+        for index, config in reversed(order) if number_of_round % 2 else order:
+            found[index].append(run(config).images_per_second)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=6)
+    keeper = Keeper(parser, "benchmarks.jax_ways")
+    arguments = parser.parse_args()
+    exchanges, timed, ratios = [], [], []
+    for model in arguments.model:
+        workload = Workload(model=model, **WORKLOAD)
+        for micro_batches in (1, 2):
+            each = workload.changed(accumulate=micro_batches)
+            for mode in ("spmd", "jit"):
+                exchange = exchange_of(config_of(mode, 1, 2, each))
+                exchanges.append((model, micro_batches, mode, exchange.in_words, exchange.megabytes))
+        for place, (nodes, devices, mode) in PLACES.items():
+            replicas, whole = speeds(
+                [config_of(name, nodes, devices, workload) for name in (mode, "jit")], arguments.rounds
+            )
+            of_rounds = [second / first for first, second in zip(replicas, whole, strict=True)]
+            ratios.append(spread(of_rounds))
+            timed.append((model, place, mode, spread(replicas), spread(whole), spread(of_rounds)))
+    size, batch = WORKLOAD["image_size"], WORKLOAD["global_batch_size"]
+    medians = [ratio[0] for ratio in ratios if ratio is not None]
+    keeper.keep(
+        arguments.write,
+        "jax-ways",
+        "measured" if arguments.model == list(MODELS) else "open",
+        sentences=[f"Two devices, {size} px, global batch {batch}, synchronized BatchNorm, {arguments.rounds} rounds."],
+        tables=[
+            table(
+                [
+                    *text("model"),
+                    number("micro-batches", "d"),
+                    *text("mode", "collectives of a step"),
+                    number("MB", ".2f"),
+                ],
+                exchanges,
+            ),
+            table(
+                [
+                    *text("model", "devices in", "mode of replicas"),
+                    number("its images/s", ".1f"),
+                    number("jit, images/s", ".1f"),
+                    number("jit / it", ".2f"),
+                ],
+                timed,
+            ),
+        ],
+        figures=extremes("ratio", medians, ".2f"),
+    )
+
+
+if __name__ == "__main__":
+    main()
