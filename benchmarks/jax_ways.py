@@ -25,7 +25,7 @@ from dpcompare import Cluster, RunConfig, Workload, run
 MODELS = ("vit-ti16", "resnet18", "efficientnet-b2")
 WORKLOAD = {
     **{"image_size": 64, "dataset": "synthetic-mini", "batchnorm": "sync"},
-    **{"steps": 14, "warmup_steps": 4, "global_batch_size": 32},
+    **{"steps": 9, "warmup_steps": 3, "global_batch_size": 32},
 }
 PLACES = {"one process": (1, 2, "spmd"), "two processes": (2, 1, "multiprocess")}
 """Nodes, devices of each, and the mode whose step is a replica's."""
@@ -74,7 +74,7 @@ def exchange_of(config: RunConfig) -> Exchange:
         folder = Path(name)
         flags = f"--xla_dump_to={folder / 'xla'} --xla_dump_hlo_as_text"
         with environment(XLA_FLAGS=flags, DPCOMPARE_CACHE_DIR=str(folder / "cache")):
-            run(few)
+            run(few, folder / "run")
         return counted(folder / "xla", few.workload.accumulate)
 
 
@@ -101,7 +101,8 @@ def speeds(configs: Sequence[RunConfig], rounds: int) -> list[list[float]]:
     for number_of_round in range(rounds):
         order = list(enumerate(configs))
         for index, config in reversed(order) if number_of_round % 2 else order:
-            found[index].append(run(config).images_per_second)
+            with tempfile.TemporaryDirectory(prefix="dpcompare-jax-ways-") as folder:
+                found[index].append(run(config, Path(folder) / "run").images_per_second)
     return found
 
 

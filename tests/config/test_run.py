@@ -1,6 +1,7 @@
 """Requests that make sense, and those that do not."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -143,6 +144,30 @@ def test_wrong_requests_say_what_was_received_and_expected(arguments, message):
     with pytest.raises(RequestError) as refused:
         config(**arguments)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "batchnorm", "nodes", "devices", "is_refused"),
+    [
+        ("efficientnet-b2", "local", 1, 2, True),
+        ("efficientnet-b2", "sync", 1, 2, False),
+        ("efficientnet-b2", "local", 1, 1, False),
+        ("vit-ti16", "local", 2, 1, False),
+        ("own:model", "local", 2, 1, True),
+    ],
+)
+def test_a_step_of_the_whole_batch_has_no_local_batchnorm(model, batchnorm, nodes, devices, is_refused):
+    asked = partial(config, "jax", "jit", nodes, devices, model=model, batchnorm=batchnorm)
+    if is_refused:
+        with pytest.raises(RequestError, match=r"batchnorm: received local with mode jit of jax.*; expected sync, or"):
+            asked()
+    else:
+        asked()
+
+
+def test_what_stays_within_a_process_is_not_carried_by_gloo():
+    made = [config("jax", mode, nodes, 2, model="mlp") for mode in ("multiprocess", "jit") for nodes in (1, 2)]
+    assert [each.collective for each in made] == ["in process", "gloo"] * 2
 
 
 @pytest.mark.parametrize(

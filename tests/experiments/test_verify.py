@@ -11,7 +11,7 @@ import pytest
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import Side, first_layer_that_differs
-from dpcompare.experiments.contenders import Group, usable_contenders
+from dpcompare.experiments.contenders import Group, has_local_batchnorm, usable_contenders
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.verify import (
     FLOOR_MULTIPLE,
@@ -38,7 +38,7 @@ from tests.support.contenders import ALL, BOTH
 from tests.support.faults import FAULTS
 from tests.support.model_traps import RESNET, TRAPS, VGG, VIT
 
-OF_JAX = ("single", "spmd", "multiprocess")
+OF_JAX = ("single", "spmd", "multiprocess", "jit")
 
 
 REGULARIZED = {"regularization": "shared"}
@@ -50,6 +50,8 @@ def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
     accumulate = asked.pop("accumulate", 1)
     workload = verified_workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
     contenders = usable_contenders(frameworks, modes, replicas)
+    if workload.batchnorm == "local":
+        contenders = tuple(each for each in contenders if has_local_batchnorm(each, workload.model))
     if accumulate == 1:
         return Group(workload=workload, contenders=contenders)
     in_parts = [replace(contender, accumulate=accumulate) for contender in contenders]
@@ -87,7 +89,7 @@ IN_JAX = {"frameworks": ("torch", "jax"), "modes": ("ddp", *OF_JAX)}
         (1, "adam", REGULARIZED | {"modes": ("single",)}),
         (2, "sgd", {}),
         (2, "adam", SYNCHRONIZED),
-        (2, "sgd", {"model": "mlp", "accumulate": 2, "modes": ("single", "spmd")}),
+        (2, "sgd", {"model": "mlp", "accumulate": 2, "modes": ("single", "spmd", "jit")}),
     ],
 )
 def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, optimizer, asked):

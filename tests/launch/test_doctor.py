@@ -168,7 +168,11 @@ def test_a_framework_that_nobody_asked_for_is_missed_by_nobody(monkeypatch):
 
     tried.clear()
     list(diagnosis.diagnose({"jax": "/envs/jax/bin/python"}, device="cpu", trials=True))
-    assert tried == [*modes_by_default(), ("jax", "single"), *(("jax", mode) for mode in ("spmd", "multiprocess", "jit"))]
+    assert tried == [
+        *modes_by_default(),
+        ("jax", "single"),
+        *(("jax", mode) for mode in ("spmd", "multiprocess", "jit")),
+    ]
 
     lacking = diagnosis.diagnose({"jax": "/envs/broken"}, device="cpu", trials=False)
     assert "problem" in [found.status for found in lacking]

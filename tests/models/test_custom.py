@@ -440,7 +440,7 @@ of_torch = CustomModel(torch=print)
     [
         ("mine:forgetful", "gives no new norm.running_mean, norm.running_var in training in jax; expected apply to"),
         ("mine:wider", "gives (2, 5) for 2 images in jax; expected logits (2, 4)"),
-        ("mine:none", "the jax factory of 'mine:none' gave 3, of type int; expected a pair of functions, init"),
+        ("mine:none", "the jax factory of 'mine:none' gave 3, of type int; expected a module of flax.nnx"),
         ("mine:of_torch", "received one without a factory for jax; give CustomModel(jax=...)"),
     ],
 )
@@ -565,7 +565,7 @@ def test_a_function_of_keras_is_taken_as_it_is(elsewhere):
 @pytest.mark.jax
 def test_a_class_of_torch_is_none_of_another_framework(elsewhere):
     (elsewhere / "mine.py").write_text(OF_TORCH)
-    with pytest.raises(RequestError, match="the jax factory of 'mine:Net' gave a Net; expected a pair of functions, "):
+    with pytest.raises(RequestError, match=r"the jax factory of 'mine:Net' gave a Net; expected a module of flax\.nnx"):
         tensor_shapes("mine:Net", "jax", sys.executable, 32, 4)
 
 

@@ -6,7 +6,8 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax import numpy as jnp
@@ -132,22 +133,46 @@ class Dropping:
         return features * drop_factors(self._drop_masks[:, self._columns[name]], features)
 
 
-def _pair(name: str, image_size: int, num_classes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`init` and `apply` of a custom model, whose `apply` takes `drop` too."""
-    pair = custom_model(name).build("jax", image_size, num_classes)
-    if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))):
-        raise refuse_made(name, "jax", pair, "a pair of functions, init and apply (docs/custom_models.md)")
-    init, function = pair
+class Pair(NamedTuple):
+    """A custom model as functions, of which `apply` takes `drop` too."""
+
+    init: Callable[[], Mapping[str, Any]]
+    apply: Callable[..., Any]
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Layer -> what must be the same in other frameworks, where that is known."""
+
+
+def _pair(name: str, image_size: int, num_classes: int) -> Pair:
+    """What a custom model's factory makes, as functions.
+
+    Raises:
+        RequestError: it makes neither a pair of functions nor a module of Flax NNX.
+    """
+    made = custom_model(name).build("jax", image_size, num_classes)
+    if any(kind.__module__.startswith("flax.nnx.") for kind in type(made).__mro__):
+        from dpcompare.backends.jax.flax_module import FlaxModel  # Flax is there, since its module is
+
+        model = FlaxModel(name, made)
+        return Pair(model.init, model.apply, model.settings)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
+        raise refuse_made(
+            name,
+            "jax",
+            made,
+            "a module of flax.nnx (those of flax.linen are not taken), or a pair of functions, init and apply "
+            "(docs/custom_models.md)",
+        )
+    init, function = made
     if "drop" in inspect.signature(function).parameters:
-        return init, function
-    return init, lambda *arrays, drop, **options: function(*arrays, **options)
+        return Pair(init, function)
+    return Pair(init, lambda *arrays, drop, **options: function(*arrays, **options))
 
 
 def _custom(
     name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], *, bfloat16: bool = False
 ) -> Model:
     """A custom model, whose tensors have the names of their twins in torch."""
-    init, function = _pair(name, image_size, num_classes)
+    init, function, _ = _pair(name, image_size, num_classes)
 
     def apply(
         tensors: Tensors, images: jax.Array, drop_masks: jax.Array | None, *, training: bool, axis_name: str | None
@@ -206,7 +231,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         RequestError: it is not a pair of functions, or gives something else than logits and running statistics.
     """
     jax.config.update("jax_platforms", "cpu")
-    init, function = _pair(name, image_size, num_classes)
+    init, function, settings = _pair(name, image_size, num_classes)
     tensors = {key: jnp.asarray(value, jnp.float32) for key, value in init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
     for training in (False, True):
@@ -225,4 +250,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     for key, tensor in tensors.items():
         layer, _, kind = key.rpartition(".")
         shapes.setdefault(layer, {})[kind] = tuple(tensor.shape)
-    return [*(Layer(name=layer, tensors=of_layer) for layer, of_layer in shapes.items()), *drop.layers]
+    layers = (
+        Layer(name=layer, tensors=of_layer, settings=settings.get(layer, {})) for layer, of_layer in shapes.items()
+    )
+    return [*layers, *drop.layers]

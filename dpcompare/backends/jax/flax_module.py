@@ -1,0 +1,205 @@
+"""A Flax NNX module as a custom model: its tensors by torch's names and layouts, and what it computes from them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from dpcompare.errors import RequestError
+from dpcompare.models.layers.in_jax import Tensors
+from dpcompare.models.state import is_statistic
+
+Path = tuple[str | int, ...]
+"""Attributes, and places in lists, from a module to a part of it."""
+Drop = Callable[..., jax.Array]
+"""`dpcompare.backends.jax.model.Dropping`."""
+
+NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+RULES: dict[type[nnx.Module], dict[str, str]] = {
+    nnx.Linear: {"kernel": "weight", "bias": "bias"},
+    nnx.Conv: {"kernel": "weight", "bias": "bias"},
+    nnx.BatchNorm: NORM,
+    nnx.LayerNorm: NORM,
+    nnx.GroupNorm: NORM,
+}
+"""Module -> variable -> the kind of tensor that it is in torch."""
+AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
+"""Axes of a kernel -> their order in torch: of (in, out), and of (height, width, in, out)."""
+SPATIAL = (1, 2)
+"""Axes of features over which a dropout of whole channels is the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A variable of a module, and its name in torch."""
+
+    name: str
+    owner: Path
+    variable: str
+    axes: tuple[int, ...]
+    """The order of its axes in torch."""
+
+    @property
+    def in_flax(self) -> tuple[int, ...]:
+        """The order in Flax of the axes that it has in torch."""
+        return tuple(map(int, np.argsort(self.axes)))
+
+
+class SharedDropout(nnx.Module):
+    """In the place of an `nnx.Dropout`: drops what the host has drawn."""
+
+    def __init__(self, name: str, dropout: nnx.Dropout) -> None:
+        self.name, self.rate = name, dropout.rate
+        self.whole_channels = tuple(dropout.broadcast_dims) == SPATIAL
+        self.drop: Drop | None = None
+
+    def __call__(self, features: jax.Array, **_: Any) -> jax.Array:
+        """The features; what else a caller gives, such as `rngs`, is not needed."""
+        if self.drop is None:
+            return features
+        draws = {"draws": features.shape[-1]} if self.whole_channels else {}
+        return self.drop(self.name, features, self.rate, **draws)
+
+
+class NoRandomNumbers:
+    """What a module gets that asks for `rngs`: layers of dropout leave it alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RequestError(
+            f"the module draws random numbers (rngs.{name}) when it is called; expected layers of nnx.Dropout alone to "
+            "do so"
+        )
+
+    __call__ = __getitem__ = lambda self, *_: self.__getattr__("()")
+
+
+class FlaxModel:
+    """The pair `init` and `apply` of a module, and what is known of its layers."""
+
+    def __init__(self, name: str, module: nnx.Module) -> None:
+        """Read a module.
+
+        Args:
+            name: of the custom model, for errors.
+            module: just made; its layers of dropout are replaced.
+
+        Raises:
+            RequestError: a variable of it has no name in torch.
+        """
+        self._name = name
+        self._dropouts: list[Path] = []
+        self._replace_dropouts(module)
+        self._tensors = list(self._named(module))
+        self.settings = {
+            _joined(path): {"epsilon": norm.epsilon, "momentum": norm.momentum}
+            for path, norm in _modules(module)
+            if isinstance(norm, nnx.BatchNorm)
+        }
+        """BatchNorm -> what must be the same in other frameworks."""
+        self._asks_for_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
+        self._graph, state = nnx.split(module)
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path(state)
+        self._values = [value for _, value in leaves]
+        paths = [tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey)) for path, _ in leaves]
+        self._places = [paths.index((*tensor.owner, tensor.variable)) for tensor in self._tensors]
+
+    def init(self) -> Mapping[str, np.ndarray]:
+        """The module's tensors, as torch has them, in the order in which its layers were made."""
+        return {
+            tensor.name: np.asarray(self._values[place]).transpose(tensor.axes)
+            for tensor, place in zip(self._tensors, self._places, strict=True)
+        }
+
+    def apply(
+        self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Drop
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The logits of images, and in training new running statistics."""
+        # A module may change only what was made while it is traced: so not that of another call.
+        values = list(self._values)
+        for tensor, place in zip(self._tensors, self._places, strict=True):
+            values[place] = tensors[tensor.name].transpose(tensor.in_flax)
+        module = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._structure, values))
+        for path in self._dropouts:
+            _at(module, path).drop = drop
+        for _, norm in _modules(module):
+            if isinstance(norm, nnx.BatchNorm):
+                norm.axis_name = axis_name
+        set_mode: Callable[[], None] = module.train if training else module.eval
+        set_mode()
+        logits = module(images, rngs=NoRandomNumbers()) if self._asks_for_rngs else module(images)
+        moved = [tensor for tensor in self._tensors if training and is_statistic(tensor.name)]  # of one axis
+        return logits, {tensor.name: getattr(_at(module, tensor.owner), tensor.variable)[...] for tensor in moved}
+
+    def _named(self, module: nnx.Module) -> Iterator[Tensor]:
+        known: dict[int, str] = {}
+        for path, owner in _modules(module):
+            rule = next((names for kind, names in RULES.items() if isinstance(owner, kind)), {})
+            for variable, value in vars(owner).items():
+                if not isinstance(value, nnx.Variable):
+                    continue
+                name = _joined((*path, variable))
+                if id(value) in known:
+                    raise RequestError(
+                        f"model: {self._name!r} has one tensor under two names, {known[id(value)]} and {name}; expected "
+                        "a tensor of its own for each layer"
+                    )
+                known[id(value)] = name
+                axes = tuple(range(value[...].ndim))
+                if variable == "kernel":
+                    axes = AXES.get(len(axes), ())
+                if variable not in rule or not (axes or value[...].ndim == 0):
+                    raise RequestError(
+                        f"model: {self._name!r} has the tensor {name} of {type(owner).__name__}, which has no name in "
+                        f"torch here; expected layers of {', '.join(kind.__name__ for kind in RULES)}, Conv of images"
+                    )
+                yield Tensor(name=_joined((*path, rule[variable])), owner=path, variable=variable, axes=axes)
+
+    def _replace_dropouts(self, module: nnx.Module) -> None:
+        for path, owner in list(_modules(module)):
+            if not isinstance(owner, nnx.Dropout):
+                continue
+            if tuple(owner.broadcast_dims) not in ((), SPATIAL):
+                raise RequestError(
+                    f"model: {self._name!r} has the dropout {_joined(path)} with broadcast_dims="
+                    f"{tuple(owner.broadcast_dims)}; expected none, or {SPATIAL}, which drops whole channels"
+                )
+            parent, last = _at(module, path[:-1]), path[-1]
+            if isinstance(last, int):
+                parent[last] = SharedDropout(_joined(path), owner)
+            else:
+                setattr(parent, last, SharedDropout(_joined(path), owner))
+            self._dropouts.append(path)
+
+
+def _modules(module: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:
+    """A module and those that it consists of, in the order in which they were made."""
+
+    def walk(part: Any, path: Path, above: tuple[nnx.Module, ...]) -> Iterator[tuple[Path, nnx.Module]]:
+        if isinstance(part, (list, tuple, nnx.List)):
+            for number, value in enumerate(part):
+                yield from walk(value, (*path, number), above)
+        elif isinstance(part, nnx.Module) and not any(part is each for each in above):
+            yield path, part
+            for attribute, value in vars(part).items():
+                yield from walk(value, (*path, attribute), (*above, part))
+
+    return walk(module, (), ())
+
+
+def _at(module: nnx.Module, path: Path) -> Any:
+    """The part of a module at the end of a path."""
+    part: Any = module
+    for step in path:
+        part = part[step] if isinstance(step, int) else getattr(part, step)
+    return part
+
+
+def _joined(path: Path) -> str:
+    """A path as torch writes it."""
+    return ".".join(map(str, path))

@@ -1,0 +1,162 @@
+"""Modules of Flax NNX as custom models: the same as their twins in torch, and what is refused."""
+
+import sys
+
+import pytest
+
+from dpcompare.backends.custom_model import described_layers
+from dpcompare.errors import RequestError
+from tests.support.command import invoke
+
+pytestmark = pytest.mark.jax
+
+NETS = """
+from dpcompare import CustomModel
+
+def in_torch(num_classes):
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+            self.norm = nn.BatchNorm2d(8)
+            self.deep = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False), nn.Conv2d(8, 12, 1)])
+            self.channels = nn.Dropout2d(0.25)
+            self.hidden = nn.Linear(12, 16)
+            self.features = nn.Dropout(0.5)
+            self.layer_norm = nn.LayerNorm(16, eps=1e-6)
+            self.classifier = nn.Linear(16, num_classes)
+
+        def forward(self, images):
+            x = self.channels(self.norm(self.stem(images)).relu())
+            for convolution in self.deep:
+                x = convolution(x).relu()
+            x = self.features(self.hidden(x.mean((2, 3))).relu())
+            return self.classifier(self.layer_norm(x))
+
+    return Net()
+
+def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.stem = nnx.Conv(3, 8, (3, 3), strides=2, padding=stem_padding, rngs=rngs)
+            self.norm = nnx.BatchNorm(8, momentum=0.9, epsilon=epsilon, rngs=rngs)
+            self.deep = nnx.List([
+                nnx.Conv(8, 8, (3, 3), feature_group_count=2, use_bias=False, rngs=rngs),
+                nnx.Conv(8, 12, (1, 1), rngs=rngs),
+            ])
+            self.channels = nnx.Dropout(0.25, broadcast_dims=(1, 2), rngs=rngs)
+            self.hidden = nnx.Linear(12, 16, rngs=rngs)
+            self.features = nnx.Dropout(0.5)
+            self.layer_norm = nnx.LayerNorm(16, rngs=rngs)
+            self.classifier = nnx.Linear(16, num_classes, rngs=rngs)
+
+        def __call__(self, images, rngs=None):
+            x = self.channels(nnx.relu(self.norm(self.stem(images))))
+            for convolution in self.deep:
+                x = nnx.relu(convolution(x))
+            x = self.features(nnx.relu(self.hidden(x.mean((1, 2)))), rngs=rngs)
+            return self.classifier(self.layer_norm(x))
+
+    return Net(nnx.Rngs(0))
+
+same = CustomModel(torch=in_torch, jax=in_flax)
+shifted = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, stem_padding=((2, 0), (2, 0))))
+other_epsilon = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, epsilon=1e-3))
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "modes", "replicas", "failed"),
+    [("same", "ddp,spmd,jit", "2", None), ("shifted", "single", "1", "evaluation logits")],
+)
+def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, replicas, failed):
+    (elsewhere / "nets.py").write_text(NETS)
+    asked = ["--frameworks", "torch,jax", "--modes", modes, "--replicas", replicas, "--batchnorm", "sync", "--quick"]
+    asked += ["--precision", "float64", "--image-size", "17", "--regularization", "shared", "--json"]
+    done = invoke("verify", "--model", f"nets:{model}", *asked)
+    assert done.code == (3 if failed else 0), done.stderr
+    names = {check["name"] for check in done.json["checks"] if not check["passed"]}
+    assert failed in names if failed else not names
+    assert {"regularization", "BatchNorm statistics"} <= {check["name"] for check in done.json["checks"]}
+
+
+@pytest.mark.torch
+def test_another_epsilon_is_named_before_the_first_run(elsewhere):
+    (elsewhere / "nets.py").write_text(NETS)
+    arms = ["torch:single", "jax:single", "--model", "nets:other_epsilon", "--image-size", "17", "--out", "study"]
+    refused = invoke("compare", *arms, "--regularization", "shared", "--dataset", "synthetic-mini", "--steps", "8")
+    assert refused.code == 2
+    assert "norm: epsilon 1e-05 in torch, 0.001 in jax" in refused.stderr
+    assert not (elsewhere / "study").exists()
+
+
+MODULES = """
+import jax
+from flax import linen, nnx
+
+class Tied(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, 48, rngs=nnx.Rngs(0))
+        self.second = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
+        self.third = self.second
+
+class Other(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.LinearGeneral((4, 4, 3), num_classes, axis=(1, 2, 3), rngs=nnx.Rngs(0))
+
+class Odd(nnx.Module):
+    def __init__(self, num_classes):
+        self.drop = nnx.Dropout(0.5, broadcast_dims=(1,))
+
+class Noisy(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, images, rngs):
+        x = self.first(images.reshape(len(images), -1))
+        return x + jax.random.normal(rngs.noise(), x.shape)
+
+class Deaf(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, images, mask):
+        return self.first(images.reshape(len(images), -1))
+
+class Linen(linen.Module):
+    num_classes: int = 4
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (
+            "Tied",
+            "has one tensor under two names, second.kernel and third.kernel; expected a tensor of its own for each",
+        ),
+        ("Other", "has the tensor first.kernel of LinearGeneral, which has no name in torch here; expected layers of"),
+        ("Odd", "has the dropout drop with broadcast_dims=(1,); expected none, or (1, 2), which drops whole channels"),
+        ("Noisy", "the module draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout"),
+        ("Deaf", "missing 1 required positional argument: 'mask'"),
+        ("Linen", "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken), or a pair"),
+    ],
+)
+def test_a_module_that_cannot_be_taken_is_refused(elsewhere, module, says):
+    (elsewhere / "nets.py").write_text(MODULES)
+    with pytest.raises(RequestError) as refused:
+        described_layers(f"nets:{module}", "jax", sys.executable, 4, 4)
+    assert says in str(refused.value)
