@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.evidence import Keeper, extremes, number, spread, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
 
-MODELS = ("vit-ti16", "resnet18", "efficientnet-b2")
+MODELS = ("vit-ti16", "resnet18")
 WORKLOAD = {
     **{"image_size": 64, "dataset": "synthetic-mini", "batchnorm": "sync"},
     **{"steps": 9, "warmup_steps": 3, "global_batch_size": 32},

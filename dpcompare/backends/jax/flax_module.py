@@ -146,8 +146,8 @@ class FlaxModel:
                 name = _joined((*path, variable))
                 if id(value) in known:
                     raise RequestError(
-                        f"model: {self._name!r} has one tensor under two names, {known[id(value)]} and {name}; expected "
-                        "a tensor of its own for each layer"
+                        f"model: {self._name!r} has one tensor under two names, {known[id(value)]} and {name}; "
+                        "expected a tensor of its own for each layer"
                     )
                 known[id(value)] = name
                 axes = tuple(range(value[...].ndim))
