@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stress.planted_row import JAX, MULTIPROCESS, OF_GRADIENT, OF_STATISTICS, OF_UPDATE, SPMD, Planted
+from stress.planted_row import JAX, JIT, MULTIPROCESS, OF_GRADIENT, OF_STATISTICS, OF_UPDATE, SPMD, Planted
 
 JAX_FAULTS = {
     "Nesterov's momentum": Planted(
@@ -80,6 +80,41 @@ def averaged(self, train_state, gradients, constants):
 module.JaxBackend._update = averaged
 """,
         leads=OF_GRADIENT,
+    ),
+    "the sum of gradients over replicas forgotten": Planted(
+        place=SPMD,
+        module="backends.jax.backend",
+        inject="""
+def alone(self, train_state, gradients, constants):
+    parameters, slots = self.optimizer.apply(train_state.parameters, gradients, train_state.slots, constants)
+    steps = train_state.optimizer_steps + 1
+    return train_state._replace(parameters=parameters, slots=slots, optimizer_steps=steps)
+module.JaxBackend._update = alone
+""",
+        leads=(*OF_GRADIENT, "replica"),
+    ),
+    "rows of the second device without weight": Planted(
+        place=JIT,
+        module="backends.jax.jit",
+        inject="""
+jnp, gradients = module.jax.numpy, module.Jit._gradients
+def of_the_first(self, train_state, rows, count):
+    half = len(rows.weights) // 2
+    return gradients(self, train_state, rows._replace(weights=rows.weights.at[half:].set(0)), count)
+module.Jit._gradients = of_the_first
+""",
+        workload={"batchnorm": "sync"},
+        leads=(*OF_GRADIENT, "loss", "images"),
+    ),
+    "running statistics of replicas added up": Planted(
+        place=SPMD,
+        module="backends.jax.backend",
+        inject="""
+def added(self, statistics):
+    return module.lax.psum(statistics, module.REPLICAS)
+module.JaxBackend._copy_statistics_of_replica_0 = added
+""",
+        leads=OF_STATISTICS,
     ),
     "gradients summed in bfloat16": Planted(
         place=SPMD,

@@ -31,12 +31,13 @@ class CustomModel:
     tensorflow: Factory | None = None
     """Makes a keras.Model that takes (rows, image_size, image_size, 3)."""
     jax: Factory | None = None
-    """Makes a module of Flax NNX, or a pair of functions. `init()` gives the tensors by the names that they have in
-    torch, and in its layouts. `apply(tensors, images, *, training, axis_name)` takes (rows, image_size, image_size, 3)
-    and gives the logits, and a dict: in training every new running statistic by its name, and by a layer's name its
-    features, so that `verify` can name the layer that differs. BatchNorm takes its mean over the replicas on
-    `axis_name`, where that is not None. With an argument `drop`, it gets the function
-    `dpcompare.backends.jax.model.Dropping`, which applies dropout."""
+    """Makes a module of Flax NNX or Equinox, or a pair of functions.
+
+    `init()` gives the tensors by the names that they have in torch, and in its layouts. `apply(tensors, images, *,
+    training, axis_name)` takes (rows, image_size, image_size, 3) and gives the logits, and a dict: in training every
+    new running statistic by its name, and by a layer's name its features, so that `verify` can name the layer that
+    differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None. With an argument `drop`,
+    it gets the function `dpcompare.backends.jax.model.Dropping`, which applies dropout."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 

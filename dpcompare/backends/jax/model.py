@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -142,25 +143,33 @@ class Pair(NamedTuple):
     """Layer -> what must be the same in other frameworks, where that is known."""
 
 
+_LIBRARIES = {"flax.nnx": "flax_module:FlaxModel", "equinox": "equinox_module:EquinoxModel"}
+"""Package whose modules are taken as they are -> `module:class` that makes a pair of one."""
+
+
+def _is_of(made: object, package: str) -> bool:
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(made).__mro__)
+
+
 def _pair(name: str, image_size: int, num_classes: int) -> Pair:
     """What a custom model's factory makes, as functions.
 
     Raises:
-        RequestError: it makes neither a pair of functions nor a module of Flax NNX.
+        RequestError: it makes neither a pair of functions nor a module of one of _LIBRARIES.
     """
     made = custom_model(name).build("jax", image_size, num_classes)
-    if any(kind.__module__.startswith("flax.nnx.") for kind in type(made).__mro__):
-        from dpcompare.backends.jax.flax_module import FlaxModel  # Flax is there, since its module is
-
-        model = FlaxModel(name, made)
+    if library := next((row for package, row in _LIBRARIES.items() if _is_of(made, package)), None):
+        # Imported here: the library is there, since its module is.
+        module, _, kind = library.partition(":")
+        model = getattr(import_module(f"dpcompare.backends.jax.{module}"), kind)(name, made)
         return Pair(model.init, model.apply, model.settings)
     if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
         raise refuse_made(
             name,
             "jax",
             made,
-            "a module of flax.nnx (those of flax.linen are not taken), or a pair of functions, init and apply "
-            "(docs/custom_models.md)",
+            "a module of flax.nnx (those of flax.linen are not taken) or of Equinox, or a pair of functions, init and "
+            "apply (docs/custom_models.md)",
         )
     init, function = made
     if "drop" in inspect.signature(function).parameters:

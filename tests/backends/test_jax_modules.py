@@ -1,4 +1,4 @@
-"""Modules of Flax NNX as custom models: the same as their twins in torch, and what is refused."""
+"""Modules of Flax NNX and Equinox as custom models: the same as their twins in torch, and what is refused."""
 
 import sys
 
@@ -63,6 +63,56 @@ def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
 
     return Net(nnx.Rngs(0))
 
+def without_state_in_torch(num_classes):
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+            self.norm = nn.GroupNorm(4, 8)
+            self.hidden = nn.ModuleList([nn.Linear(8, 16)])
+            self.layer_norm = nn.LayerNorm(16)
+            self.classifier = nn.Linear(16, num_classes)
+
+        def forward(self, images):
+            x = self.norm(self.stem(images)).relu().mean((2, 3))
+            for layer in self.hidden:
+                x = layer(x).relu()
+            return self.classifier(self.layer_norm(x))
+
+    return Net()
+
+def in_equinox(num_classes):
+    import equinox as eqx
+    import jax
+
+    class Net(eqx.Module):
+        stem: eqx.nn.Conv2d
+        norm: eqx.nn.GroupNorm
+        hidden: list
+        drop: eqx.nn.Dropout
+        layer_norm: eqx.nn.LayerNorm
+        classifier: eqx.nn.Linear
+
+        def __init__(self, key):
+            of_stem, of_hidden, of_classifier = jax.random.split(key, 3)
+            self.stem = eqx.nn.Conv2d(3, 8, 3, stride=2, padding=1, key=of_stem)
+            self.norm = eqx.nn.GroupNorm(4, 8)
+            self.hidden = [eqx.nn.Linear(8, 16, key=of_hidden)]
+            self.drop = eqx.nn.Dropout(0.5)
+            self.layer_norm = eqx.nn.LayerNorm(16)
+            self.classifier = eqx.nn.Linear(16, num_classes, key=of_classifier)
+
+        def __call__(self, image):
+            x = jax.nn.relu(self.norm(self.stem(image))).mean((1, 2))
+            for layer in self.hidden:
+                x = jax.nn.relu(layer(x))
+            return self.classifier(self.layer_norm(self.drop(x)))
+
+    return Net(jax.random.key(0))
+
+of_equinox = CustomModel(torch=without_state_in_torch, jax=in_equinox)
 same = CustomModel(torch=in_torch, jax=in_flax)
 shifted = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, stem_padding=((2, 0), (2, 0))))
 other_epsilon = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, epsilon=1e-3))
@@ -78,18 +128,26 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "modes", "replicas", "failed"),
-    [("same", "ddp,spmd,jit", "2", None), ("shifted", "single", "1", "evaluation logits")],
+    ("model", "asked", "failed", "shown"),
+    [
+        (
+            "same",
+            "--modes ddp,spmd,jit --replicas 2 --batchnorm sync --regularization shared",
+            None,
+            {"regularization", "BatchNorm statistics"},
+        ),
+        ("shifted", "--modes single --replicas 1 --regularization shared", "evaluation logits", {"gradient"}),
+        ("of_equinox", "--modes single --replicas 1", None, {"gradient"}),
+    ],
 )
-def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, replicas, failed):
+def test_a_module_computes_what_its_twin_does(elsewhere, model, asked, failed, shown):
     (elsewhere / "nets.py").write_text(NETS)
-    asked = ["--frameworks", "torch,jax", "--modes", modes, "--replicas", replicas, "--batchnorm", "sync", "--quick"]
-    asked += ["--precision", "float64", "--image-size", "17", "--regularization", "shared", "--json"]
-    done = invoke("verify", "--model", f"nets:{model}", *asked)
+    usual = ["--frameworks", "torch,jax", "--quick", "--precision", "float64", "--image-size", "17", "--json"]
+    done = invoke("verify", "--model", f"nets:{model}", *asked.split(), *usual)
     assert done.code == (3 if failed else 0), done.stderr
     names = {check["name"] for check in done.json["checks"] if not check["passed"]}
     assert failed in names if failed else not names
-    assert {"regularization", "BatchNorm statistics"} <= {check["name"] for check in done.json["checks"]}
+    assert shown <= {check["name"] for check in done.json["checks"] if model in check["workload"]}
 
 
 @pytest.mark.torch
@@ -103,6 +161,7 @@ def test_another_epsilon_is_named_before_the_first_run(elsewhere):
 
 
 MODULES = """
+import equinox as eqx
 import jax
 from flax import linen, nnx
 
@@ -137,6 +196,20 @@ class Deaf(nnx.Module):
 
 class Linen(linen.Module):
     num_classes: int = 4
+
+class Stateful(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, num_classes):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+
+class Twice(eqx.Module):
+    first: eqx.nn.Linear
+    second: eqx.nn.Linear
+
+    def __init__(self, num_classes):
+        self.first = eqx.nn.Linear(48, num_classes, key=jax.random.key(0))
+        self.second = self.first
 """
 
 
@@ -152,7 +225,9 @@ class Linen(linen.Module):
         ("Odd", "has the dropout drop with broadcast_dims=(1,); expected none, or (1, 2), which drops whole channels"),
         ("Noisy", "the module draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout"),
         ("Deaf", "missing 1 required positional argument: 'mask'"),
-        ("Linen", "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken), or a pair"),
+        ("Linen", "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox"),
+        ("Stateful", "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a"),
+        ("Twice", "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for"),
     ],
 )
 def test_a_module_that_cannot_be_taken_is_refused(elsewhere, module, says):

@@ -1,0 +1,73 @@
+"""An Equinox module as a custom model: a tree of arrays with torch's layouts, called image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from dpcompare.errors import RequestError
+from dpcompare.models.layers.in_jax import Tensors
+
+BIAS_OF_CONVOLUTION = 3
+"""Dimensions of it: (out, 1, 1), where torch has (out,)."""
+
+
+class EquinoxModel:
+    """The pair `init` and `apply` of a module that takes one image, (channels, height, width), and gives its logits.
+
+    Its layers of dropout drop nothing.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+    def __init__(self, name: str, module: eqx.Module) -> None:
+        """Read a module.
+
+        Args:
+            name: of the custom model, for errors.
+            module: just made.
+
+        Raises:
+            RequestError: it keeps a state, as BatchNorm does, or a tensor stands in it twice.
+        """
+        # A tree has whatever a module consists of as its leaves, if these are said to be leaves.
+        parts = jax.tree.leaves(module, is_leaf=lambda part: isinstance(part, eqx.nn.StatefulLayer))
+        if stateful := next((part for part in parts if isinstance(part, eqx.nn.StatefulLayer)), None):
+            raise RequestError(
+                f"model: {name!r} has a {type(stateful).__name__}, which keeps a state; expected layers without one, "
+                "such as GroupNorm, or a module of flax.nnx"
+            )
+        arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
+        leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
+        self._names = [".".join(_step(key) for key in path) for path, _ in leaves]
+        self._values = [value for _, value in leaves]
+        places: dict[int, str] = {}
+        for tensor, value in zip(self._names, self._values, strict=True):
+            if (first := places.setdefault(id(value), tensor)) != tensor:
+                raise RequestError(
+                    f"model: {name!r} has one tensor under two names, {first} and {tensor}; expected a tensor of its "
+                    "own for each layer"
+                )
+
+    def init(self) -> Mapping[str, np.ndarray]:
+        """The module's tensors, as torch has them, in the order of its fields."""
+        tensors = zip(self._names, map(np.asarray, self._values), strict=True)
+        return {name: value.reshape(-1) if value.ndim == BIAS_OF_CONVOLUTION else value for name, value in tensors}
+
+    def apply(
+        self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The logits of images, (rows, height, width, channels)."""
+        values = [tensors[name].reshape(value.shape) for name, value in zip(self._names, self._values, strict=True)]
+        module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
+        return jax.vmap(module)(images.transpose(0, 3, 1, 2)), {}
+
+
+def _step(key: Any) -> str:
+    """A step of a path through a tree, as torch writes it."""
+    return str(next(getattr(key, kind) for kind in ("name", "idx", "key") if hasattr(key, kind)))
