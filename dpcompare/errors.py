@@ -13,8 +13,11 @@ _OTHER_NAMES = {
     "mirroredstrategy": "mirrored",
     "multiworkermirroredstrategy": "multiworker",
     "pjit": "jit",
+    "gspmd": "jit",
+    "namedsharding": "jit",
     "pmap": "spmd",
     "shard_map": "spmd",
+    "shmap": "spmd",
 }
 """What people type for names that are spelt otherwise here."""
 

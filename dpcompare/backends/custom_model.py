@@ -31,7 +31,7 @@ def described_layers(
 
     Args:
         model: `package.module:NAME`.
-        framework: torch or tensorflow.
+        framework: torch, tensorflow or jax.
         python: the interpreter whose environment holds the framework.
         image_size: in pixels.
         num_classes: of the dataset.

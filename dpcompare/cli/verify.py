@@ -227,7 +227,7 @@ def _asked_for(
 ) -> Plan:
     """The groups of the named modes, of the named frameworks or of all that are installed."""
     from dpcompare.experiments.contenders import known_modes
-    from dpcompare.experiments.verify_groups import not_compared, plan_groups
+    from dpcompare.experiments.verify_groups import lacking_batchnorm, not_compared, plan_groups
 
     present, unusable = _usable(frameworks, interpreters, environments)
     named = known_modes(model) if list(modes) == ["all"] else list(modes)
@@ -253,7 +253,9 @@ def _asked_for(
         raise RequestError("\n".join([f"no framework is left to verify; {expected}", *unusable]))
     if environments:
         groups = _in_environments(groups, environments)
-    left_out = [*unusable, *([] if environments else not_compared(groups, present, named))]
+    lacking = lacking_batchnorm(present, named, model, replicas, asked)
+    others = [] if environments else not_compared(groups, present, named, lacking)
+    left_out = [*unusable, *lacking.values(), *others]
     return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 

@@ -162,7 +162,8 @@ def _settings(config: RunFields) -> Iterator[str]:
     if workload.batchnorm == "local" and lacks_local_batchnorm(row, config.topology.num_replicas, workload.model):
         yield (
             f"batchnorm: received local with mode {config.mode} of {config.framework}, whose step is that of the whole "
-            "batch, so that BatchNorm has the statistics of all replicas; expected sync, or a model without BatchNorm"
+            "batch, so that BatchNorm has the statistics of all replicas; expected sync, which changes nothing for "
+            "a custom model without BatchNorm, or a built-in model without it"
         )
     if config.profile_steps and not 1 <= config.profile_steps[0] <= config.profile_steps[1]:
         yield f"profile_steps: received {config.profile_steps}, expected a first step from 1 and a later last one"

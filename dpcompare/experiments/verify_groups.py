@@ -9,6 +9,7 @@ from typing import Literal
 from dpcompare.backends.availability import require_compiler
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import optimizers_for
+from dpcompare.config.run import lacks_local_batchnorm
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.experiments.contenders import (
     VARIANTS,
@@ -131,8 +132,33 @@ def on_one_gpu(group: Group) -> Group:
     )
 
 
-def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequence[str]) -> list[str]:
-    """The modes and variants that were asked for and are compared with no other one, with what to do about it."""
+def lacking_batchnorm(
+    frameworks: Sequence[str], modes: Sequence[str], model: str, replicas: Sequence[int], asked: dict[str, FieldValue]
+) -> dict[tuple[str, str], str]:
+    """(framework, mode) of what cannot have the local BatchNorm of a model -> that, and what to do about it."""
+    if asked.get("batchnorm") == "sync":
+        return {}
+    return {
+        key: f"{' '.join(key)} on several devices, with {model}: it cannot have local BatchNorm; add --batchnorm sync"
+        for key, row in MODES.items()
+        if key[0] in frameworks and key[1] in modes and lacks_local_batchnorm(row, max(replicas), model)
+    }
+
+
+def not_compared(
+    groups: Sequence[Group],
+    frameworks: Sequence[str],
+    modes: Sequence[str],
+    explained: Collection[tuple[str, str]] = (),
+) -> list[str]:
+    """The modes and variants that were asked for and are compared with no other one, with what to do about it.
+
+    Args:
+        groups: that are compared.
+        frameworks: asked for.
+        modes: and variants, asked for.
+        explained: (framework, mode) of what something else is said of.
+    """
     compared = {
         contender.compared_as
         for group in groups
@@ -143,7 +169,10 @@ def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequ
         f"{framework} {name}: no other mode that was asked for can be compared with it at these numbers of replicas; "
         "add a mode to --modes, or a number to --replicas"
         for framework, name, variant in variants()
-        if framework in frameworks and name in modes and (framework, *variant.compared_as) not in compared
+        if framework in frameworks
+        and name in modes
+        and (framework, name) not in explained
+        and (framework, *variant.compared_as) not in compared
     ]
 
 

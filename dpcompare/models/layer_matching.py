@@ -239,7 +239,8 @@ def differences(
         if one is None or two is None or (_padded_alike(first, second) if setting == "padding" else one == two):
             continue
         shown = f"{row.shown(one)} in {frameworks[0]}, {row.shown(two)} in {frameworks[1]}"
-        yield f"{names}: {row.begins} {shown}; {row.fix(row.shown(one), row.shown(two))}"
+        fix = row.fix if row.fix_in_flax is None or frameworks[1] != "jax" else row.fix_in_flax
+        yield f"{names}: {row.begins} {shown}; {fix(row.shown(one), row.shown(two))}"
 
 
 def _padded_alike(first: Layer, second: Layer) -> bool:
@@ -264,13 +265,15 @@ def _side(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is compared of a layer in torch and in Keras."""
+    """What is compared of a layer in two frameworks."""
 
     begins: str
     """How a difference in it begins."""
     shown: Callable[[Any], str]
     fix: Callable[[str, str], str]
     """(in torch, in Keras) -> what to write instead."""
+    fix_in_flax: Callable[[str, str], str] | None = None
+    """(in another framework, in Flax) -> what to write there; None where Flax's setting is not known."""
 
 
 _SETTINGS = {
@@ -288,6 +291,7 @@ _SETTINGS = {
         begins="epsilon",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: f"in Keras write BatchNormalization(epsilon={one}), or in torch BatchNorm2d(eps={two})",
+        fix_in_flax=lambda one, two: f"in Flax write nnx.BatchNorm(..., epsilon={one})",
     ),
     "momentum": Setting(
         begins="momentum (part kept)",
@@ -295,6 +299,7 @@ _SETTINGS = {
         fix=lambda one, two: (
             f"in Keras write BatchNormalization(momentum={one}), or in torch BatchNorm2d(momentum={1 - float(two):g})"
         ),
+        fix_in_flax=lambda one, two: f"in Flax write nnx.BatchNorm(..., momentum={one})",
     ),
     "flattened": Setting(
         begins="flattens",

@@ -1,5 +1,7 @@
 """Modules of Flax NNX and Equinox as custom models: the same as their twins in torch, and what is refused."""
 
+import json
+import subprocess
 import sys
 
 import pytest
@@ -156,7 +158,8 @@ def test_another_epsilon_is_named_before_the_first_run(elsewhere):
     arms = ["torch:single", "jax:single", "--model", "nets:other_epsilon", "--image-size", "17", "--out", "study"]
     refused = invoke("compare", *arms, "--regularization", "shared", "--dataset", "synthetic-mini", "--steps", "8")
     assert refused.code == 2
-    assert "norm: epsilon 1e-05 in torch, 0.001 in jax" in refused.stderr
+    found = "norm: epsilon 1e-05 in torch, 0.001 in jax; in Flax write nnx.BatchNorm(..., epsilon=1e-05)"
+    assert found in " ".join(refused.stderr.split())
     assert not (elsewhere / "study").exists()
 
 
@@ -186,6 +189,15 @@ class Noisy(nnx.Module):
     def __call__(self, images, rngs):
         x = self.first(images.reshape(len(images), -1))
         return x + jax.random.normal(rngs.noise(), x.shape)
+
+class Hidden(nnx.Module):
+    def __init__(self, num_classes):
+        self.layers = nnx.data({"first": nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))})
+
+class Drawing(nnx.Module):
+    def __init__(self, num_classes):
+        self.rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(48, num_classes, rngs=self.rngs)
 
 class Deaf(nnx.Module):
     def __init__(self, num_classes):
@@ -224,6 +236,11 @@ class Twice(eqx.Module):
         ("Other", "has the tensor first.kernel of LinearGeneral, which has no name in torch here; expected layers of"),
         ("Odd", "has the dropout drop with broadcast_dims=(1,); expected none, or (1, 2), which drops whole channels"),
         ("Noisy", "the module draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout"),
+        (
+            "Hidden",
+            "has tensors outside its layers: layers.first.bias, layers.first.kernel; expected layers as attributes of",
+        ),
+        ("Drawing", "and random numbers in nnx.Dropout alone"),
         ("Deaf", "missing 1 required positional argument: 'mask'"),
         ("Linen", "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox"),
         ("Stateful", "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a"),
@@ -235,3 +252,30 @@ def test_a_module_that_cannot_be_taken_is_refused(elsewhere, module, says):
     with pytest.raises(RequestError) as refused:
         described_layers(f"nets:{module}", "jax", sys.executable, 4, 4)
     assert says in str(refused.value)
+
+
+NARROW = """
+import json, sys
+import jax
+from jax import numpy as jnp
+from dpcompare import Workload
+from dpcompare.backends.jax.model import build_model
+from dpcompare.models.custom import custom_model
+
+sys.path.insert(0, ".")
+model = build_model(Workload(model="nets:same", image_size=17, precision="bfloat16"), 10)
+tensors = {name: jnp.asarray(value) for name, value in model.init().items()}
+made = jax.make_jaxpr(lambda tensors, images: model.apply(tensors, images, None, training=True, axis_name=None))(
+    tensors, jnp.zeros((2, 17, 17, 3))
+)
+products = [each for each in made.eqns if each.primitive.name in ("conv_general_dilated", "dot_general")]
+print(json.dumps([str(each.outvars[0].aval.dtype) for each in products]))
+"""
+
+
+@pytest.mark.slow
+def test_products_behind_batchnorm_stay_in_bfloat16(elsewhere):
+    (elsewhere / "nets.py").write_text(NETS)
+    done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == ["bfloat16"] * 5

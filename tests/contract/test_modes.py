@@ -39,6 +39,7 @@ FOUR_REPLICAS = [
         marked("tensorflow", "multiworker", 2, 2),
         marked("jax", "spmd", 1, 4),
         marked("jax", "multiprocess", 2, 2),
+        marked("jax", "jit", 2, 2),
     )
 ]
 

@@ -170,7 +170,7 @@ def live_jax(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     }
     jax.config.update("jax_num_cpu_devices", life["devices"] // life.get("nodes", 1))
     gloo = partial(xla_bridge._jax.make_gloo_tcp_collectives, interface="lo")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo" if life["mode"] == "multiprocess" else None)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo" if life.get("nodes", 1) > 1 else None)
     xla_bridge._jax.make_gloo_tcp_collectives = gloo
     hardware_utils.has_visible_nvidia_gpu = lambda: True  # it looks for files of the driver's
     xla_bridge._backend_factories.pop("cuda", None)

@@ -13,9 +13,6 @@ import numpy as np
 from dpcompare.errors import RequestError
 from dpcompare.models.layers.in_jax import Tensors
 
-BIAS_OF_CONVOLUTION = 3
-"""Dimensions of it: (out, 1, 1), where torch has (out,)."""
-
 
 class EquinoxModel:
     """The pair `init` and `apply` of a module that takes one image, (channels, height, width), and gives its logits.
@@ -45,9 +42,13 @@ class EquinoxModel:
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [".".join(_step(key) for key in path) for path, _ in leaves]
-        self._values = [value for _, value in leaves]
+        self._shapes = [value.shape for _, value in leaves]
+        # On the host: on a device they would count as memory of the training.
+        self._initial = {
+            tensor: _in_torch(tensor, np.asarray(value)) for tensor, (_, value) in zip(self._names, leaves, strict=True)
+        }
         places: dict[int, str] = {}
-        for tensor, value in zip(self._names, self._values, strict=True):
+        for tensor, (_, value) in zip(self._names, leaves, strict=True):
             if (first := places.setdefault(id(value), tensor)) != tensor:
                 raise RequestError(
                     f"model: {name!r} has one tensor under two names, {first} and {tensor}; expected a tensor of its "
@@ -56,16 +57,21 @@ class EquinoxModel:
 
     def init(self) -> Mapping[str, np.ndarray]:
         """The module's tensors, as torch has them, in the order of its fields."""
-        tensors = zip(self._names, map(np.asarray, self._values), strict=True)
-        return {name: value.reshape(-1) if value.ndim == BIAS_OF_CONVOLUTION else value for name, value in tensors}
+        return self._initial
 
     def apply(
         self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The logits of images, (rows, height, width, channels)."""
-        values = [tensors[name].reshape(value.shape) for name, value in zip(self._names, self._values, strict=True)]
+        values = [tensors[name].reshape(shape) for name, shape in zip(self._names, self._shapes, strict=True)]
         module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
         return jax.vmap(module)(images.transpose(0, 3, 1, 2)), {}
+
+
+def _in_torch(name: str, value: np.ndarray) -> np.ndarray:
+    """The bias of a convolution is (out, 1, 1) in Equinox, and (out,) in torch."""
+    is_bias = name.endswith("bias") and value.shape[1:] == (1, 1)
+    return value.reshape(-1) if is_bias else value
 
 
 def _step(key: Any) -> str:

@@ -90,7 +90,7 @@ class FlaxModel:
             module: just made; its layers of dropout are replaced.
 
         Raises:
-            RequestError: a variable of it has no name in torch.
+            RequestError: a tensor of it has no name in torch, or it draws random numbers itself.
         """
         self._name = name
         self._dropouts: list[Path] = []
@@ -105,23 +105,32 @@ class FlaxModel:
         self._asks_for_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         self._graph, state = nnx.split(module)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(state)
-        self._values = [value for _, value in leaves]
-        paths = [tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey)) for path, _ in leaves]
-        self._places = [paths.index((*tensor.owner, tensor.variable)) for tensor in self._tensors]
+        places = {
+            tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey)): place
+            for place, (path, _) in enumerate(leaves)
+        }
+        self._places = [places.pop((*tensor.owner, tensor.variable)) for tensor in self._tensors]
+        if places:
+            raise RequestError(
+                f"model: {name!r} has tensors outside its layers: {', '.join(map(_joined, places))}; expected layers "
+                "as attributes of modules or in lists, and random numbers in nnx.Dropout alone"
+            )
+        # On the host: on a device they would count as memory of the training.
+        self._initial = {
+            tensor.name: np.asarray(leaves[place][1]).transpose(tensor.axes)
+            for tensor, place in zip(self._tensors, self._places, strict=True)
+        }
 
     def init(self) -> Mapping[str, np.ndarray]:
         """The module's tensors, as torch has them, in the order in which its layers were made."""
-        return {
-            tensor.name: np.asarray(self._values[place]).transpose(tensor.axes)
-            for tensor, place in zip(self._tensors, self._places, strict=True)
-        }
+        return self._initial
 
     def apply(
         self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Drop
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The logits of images, and in training new running statistics."""
         # A module may change only what was made while it is traced: so not that of another call.
-        values = list(self._values)
+        values: list[Any] = [None] * len(self._places)
         for tensor, place in zip(self._tensors, self._places, strict=True):
             values[place] = tensors[tensor.name].transpose(tensor.in_flax)
         module = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._structure, values))
@@ -130,6 +139,7 @@ class FlaxModel:
         for _, norm in _modules(module):
             if isinstance(norm, nnx.BatchNorm):
                 norm.axis_name = axis_name
+                norm.dtype = images.dtype  # in bfloat16 its own tensors, and what it computes, stay float32
         set_mode: Callable[[], None] = module.train if training else module.eval
         set_mode()
         logits = module(images, rngs=NoRandomNumbers()) if self._asks_for_rngs else module(images)
@@ -170,6 +180,10 @@ class FlaxModel:
                     f"{tuple(owner.broadcast_dims)}; expected none, or {SPATIAL}, which drops whole channels"
                 )
             parent, last = _at(module, path[:-1]), path[-1]
+            if isinstance(parent, tuple):
+                raise RequestError(
+                    f"model: {self._name!r} has the dropout {_joined(path)} in a tuple; expected it in an nnx.List"
+                )
             if isinstance(last, int):
                 parent[last] = SharedDropout(_joined(path), owner)
             else:

@@ -237,7 +237,8 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     """The layers of a custom model in the order of its `init`, which is also tried on two images.
 
     Raises:
-        RequestError: it is not a pair of functions, or gives something else than logits and running statistics.
+        RequestError: it is neither a pair of functions nor a module, or gives something else than logits and running
+            statistics.
     """
     jax.config.update("jax_platforms", "cpu")
     init, function, settings = _pair(name, image_size, num_classes)
