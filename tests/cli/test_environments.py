@@ -253,7 +253,18 @@ def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize("usual", [True, False], ids=["with the usual one", "which the usual one lacks"])
 def test_verify_compares_two_environments(copied, tmp_path, usual):
-    model = ("--model", "toy-cnn", "--modes", "single", "--replicas", "1", "--precision", "float64", "--full")
+    model = (
+        "--model",
+        "toy-cnn",
+        "--modes",
+        "single",
+        "--replicas",
+        "1",
+        "--precision",
+        "float64",
+        "--full",
+        "--quick",
+    )
     env = ("--env", f"copy={copied}")
     if not usual:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
