@@ -151,6 +151,7 @@ def test_a_module_computes_what_its_twin_does(elsewhere, model, asked, failed, s
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_another_epsilon_is_named_before_the_first_run(elsewhere):
     (elsewhere / "nets.py").write_text(NETS)
     arms = ["torch:single", "jax:single", "--model", "nets:other_epsilon", "--image-size", "17", "--out", "study"]

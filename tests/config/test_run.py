@@ -159,7 +159,9 @@ def test_wrong_requests_say_what_was_received_and_expected(arguments, message):
 def test_a_step_of_the_whole_batch_has_no_local_batchnorm(model, batchnorm, nodes, devices, is_refused):
     asked = partial(config, "jax", "jit", nodes, devices, model=model, batchnorm=batchnorm)
     if is_refused:
-        with pytest.raises(RequestError, match=r"batchnorm: received local with mode jit of jax.*; expected sync, or"):
+        with pytest.raises(
+            RequestError, match=r"batchnorm: received local with mode jit of jax.*; expected sync, which"
+        ):
             asked()
     else:
         asked()

@@ -121,6 +121,7 @@ def test_rounds_that_are_not_sound_decide_nothing():
     assert (short.outcome, short.is_final) == ("undecided", True)
 
 
+@pytest.mark.slow
 def test_all_looks_are_wrong_in_a_twentieth_of_the_worst_cases():
     generator = np.random.default_rng(1)
     gates = 400
