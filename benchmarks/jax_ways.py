@@ -14,10 +14,10 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.evidence import Keeper, extremes, number, spread, table, text
 from dpcompare import Cluster, RunConfig, Workload, run
@@ -52,28 +52,13 @@ def config_of(mode: str, nodes: int, devices: int, workload: Workload) -> RunCon
     return RunConfig(framework="jax", mode=mode, workload=workload, cluster=cluster)
 
 
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """These variables for what is started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def exchange_of(config: RunConfig) -> Exchange:
     """What XLA has compiled for a step of a run, in an empty cache, so that it compiles."""
     few = config.changed(workload=config.workload.changed(steps=1, warmup_steps=0))
     with tempfile.TemporaryDirectory(prefix="dpcompare-jax-ways-") as name:
         folder = Path(name)
         flags = f"--xla_dump_to={folder / 'xla'} --xla_dump_hlo_as_text"
-        with environment(XLA_FLAGS=flags, DPCOMPARE_CACHE_DIR=str(folder / "cache")):
+        with patch.dict(os.environ, XLA_FLAGS=flags, DPCOMPARE_CACHE_DIR=str(folder / "cache")):
             run(few, folder / "run")
         return counted(folder / "xla", few.workload.accumulate)
 

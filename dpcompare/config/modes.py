@@ -106,6 +106,18 @@ def _under_torchrun(**fields: Any) -> Mode:
     return Mode(launch="torchrun", process_per="device", multi_node=True, collective=collective, **fields)
 
 
+def _under_coordinator(**fields: Any) -> Mode:
+    """A mode of JAX with a process per node, which meet under jax.distributed if there are several."""
+    return Mode(
+        launch="coordinator",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+        collective_in_process={"cpu": "in process"},
+        by_default=False,
+        **fields,
+    )
+
+
 MODES: dict[tuple[str, str], Mode] = {
     ("torch", "single"): Mode(
         target="torch.single:SingleDevice",
@@ -231,25 +243,15 @@ MODES: dict[tuple[str, str], Mode] = {
         collective={"cpu": "in process", "gpu": "nccl"},
         by_default=False,
     ),
-    ("jax", "multiprocess"): Mode(
+    ("jax", "multiprocess"): _under_coordinator(
         target="jax.modes:MultiProcess",
         summary="jax.shard_map over a mesh of all nodes' devices, under jax.distributed: one process per node",
-        launch="coordinator",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
-        collective_in_process={"cpu": "in process"},
-        by_default=False,
     ),
-    ("jax", "jit"): Mode(
+    ("jax", "jit"): _under_coordinator(
         target="jax.jit:Jit",
         summary="jax.jit over arrays with NamedSharding, where XLA adds the collectives: one process per node",
-        launch="coordinator",
-        multi_node=True,
         sees_whole_batch=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
-        collective_in_process={"cpu": "in process"},
         gradient_sync_separable=False,  # XLA decides where a step exchanges what
-        by_default=False,
     ),
 }
 

@@ -139,7 +139,7 @@ def lacking_batchnorm(
     if asked.get("batchnorm") == "sync":
         return {}
     return {
-        key: f"{' '.join(key)} on several devices, with {model}: it cannot have local BatchNorm; add --batchnorm sync"
+        key: f"{' '.join(key)}: on several devices it cannot train {model} with local BatchNorm; add --batchnorm sync"
         for key, row in MODES.items()
         if key[0] in frameworks and key[1] in modes and lacks_local_batchnorm(row, max(replicas), model)
     }

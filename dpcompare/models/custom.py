@@ -124,6 +124,14 @@ def refuse_made(name: str, framework: str, made: object, expected: str) -> Reque
     return RequestError(f"model: the {framework} factory of {name!r} gave {received}; expected {expected}{also}")
 
 
+def tied_tensors(name: str, first: str, second: str) -> RequestError:
+    """The error for a model, one of whose tensors has these two names: each framework would count it otherwise."""
+    return RequestError(
+        f"model: {name!r} has one tensor under two names, {first} and {second}; expected a tensor of its own for each "
+        "layer"
+    )
+
+
 def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkModel:
     """What a factory makes: called with the arguments that it has names for, else with both, in this order."""
     known = {"image_size": image_size, "num_classes": num_classes}

@@ -576,5 +576,6 @@ def test_one_framework_alone_passes_and_the_other_is_named(tmp_path):
     assert done.code == 0, done.stderr
     assert done.json["passed"] is True
     assert {"name", "modes", "precision", "measured", "tolerance", "passed"} <= set(done.json["checks"][0])
-    assert "left out: tensorflow is not usable" in done.stderr
+    assert "not compared: tensorflow is not usable" in done.stderr
+    assert "tensorflow is not usable" in done.json["not_compared"][0]
     assert {check["pair"].split()[0] for check in done.json["checks"]} == {"torch"}

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from dpcompare.errors import RequestError
+from dpcompare.models.custom import tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
 
 
@@ -50,10 +51,7 @@ class EquinoxModel:
         places: dict[int, str] = {}
         for tensor, (_, value) in zip(self._names, leaves, strict=True):
             if (first := places.setdefault(id(value), tensor)) != tensor:
-                raise RequestError(
-                    f"model: {name!r} has one tensor under two names, {first} and {tensor}; expected a tensor of its "
-                    "own for each layer"
-                )
+                raise tied_tensors(name, first, tensor)
 
     def init(self) -> Mapping[str, np.ndarray]:
         """The module's tensors, as torch has them, in the order of its fields."""

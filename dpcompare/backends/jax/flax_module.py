@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from dpcompare.errors import RequestError
+from dpcompare.models.custom import tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
 from dpcompare.models.state import is_statistic
 
@@ -155,10 +156,7 @@ class FlaxModel:
                     continue
                 name = _joined((*path, variable))
                 if id(value) in known:
-                    raise RequestError(
-                        f"model: {self._name!r} has one tensor under two names, {known[id(value)]} and {name}; "
-                        "expected a tensor of its own for each layer"
-                    )
+                    raise tied_tensors(self._name, known[id(value)], name)
                 known[id(value)] = name
                 axes = tuple(range(value[...].ndim))
                 if variable == "kernel":
@@ -166,7 +164,7 @@ class FlaxModel:
                 if variable not in rule or not (axes or value[...].ndim == 0):
                     raise RequestError(
                         f"model: {self._name!r} has the tensor {name} of {type(owner).__name__}, which has no name in "
-                        f"torch here; expected layers of {', '.join(kind.__name__ for kind in RULES)}, Conv of images"
+                        f"torch here; expected layers of {', '.join(kind.__name__ for kind in RULES)} (Conv: of images)"
                     )
                 yield Tensor(name=_joined((*path, rule[variable])), owner=path, variable=variable, axes=axes)
 
