@@ -107,8 +107,10 @@ LAUNCHED = ("single", "ddp", "multiworker")
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after, request):
     if arm[1] not in LAUNCHED:
         request.getfixturevalue("warm")
-    supported = MODES[arm[:2]].supported_values
-    workload = WORKLOAD.model_copy(update={name: EVALUATED[name] for name in EVALUATED if name not in supported})
+    mode = MODES[arm[:2]]
+    changes = {name: EVALUATED[name] for name in EVALUATED if name not in mode.supported_values}
+    changes |= {"batchnorm": "sync"} if mode.sees_whole_batch else {}
+    workload = WORKLOAD.model_copy(update=changes)
     with pytest.raises(RunFailedError), dying_after(5):
         run(config(*arm, workload=workload), tmp_path / "run")
     request.getfixturevalue("warm")
