@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _OTHER_NAMES = {
@@ -50,10 +51,14 @@ def require_type(value: object, expected: type | tuple[type, ...], name: str) ->
         raise RequestError(f"{name}: received {value!r}, expected a value of the type {names}")
 
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""With which Keras, among others, writes its messages."""
+
+
 def in_words(error: BaseException) -> str:
     """`ValueError: its message`, also of an exception whose message cannot be had."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {_COLORS.sub('', str(error))}"
     except Exception as own:  # of a user's own class
         return f"{type(error).__name__}, whose text cannot be had ({type(own).__name__})"
 

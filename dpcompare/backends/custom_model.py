@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dpcompare.backends.keras import compute_with
 from dpcompare.errors import RequestError, in_words
 from dpcompare.models.layer_matching import Layer, shapes_of
 from dpcompare.system.commands import run_command
@@ -90,6 +91,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _describe(model: str, framework: str, image_size: int, num_classes: int) -> dict[str, Any]:
+    compute_with(framework)
     backend = import_module(f"dpcompare.backends.{framework}.model")
     try:
         return {"layers": [asdict(layer) for layer in backend.custom_layers(model, image_size, num_classes)]}

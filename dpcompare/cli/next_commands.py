@@ -158,12 +158,14 @@ def next_steps(context: click.Context, config: RunConfig, result: RunResult, run
 def _counterpart(config: RunConfig) -> tuple[str, str] | None:
     """The usual mode of another framework on the same devices, which is not emulated there."""
     cluster = config.cluster
-    if cluster.shared or library_of(config.workload.model):  # never ranked, or of one framework
+    library = library_of(config.workload.model)
+    if cluster.shared:  # never ranked
         return None
     found = [
         (framework, name)
         for (framework, name), mode in MODES.items()
         if framework != config.framework
+        and (library is None or framework in library.frameworks)
         and mode.by_default
         and mode.multi_device == config.mode_row.multi_device
         and (mode.multi_node or cluster.num_nodes == 1)

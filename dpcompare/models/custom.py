@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dpcompare.errors import RequestError
 from dpcompare.models.libraries import Library, library_of
 from dpcompare.system.python_environment import find_object
+from dpcompare.system.terminal_text import joined
 from dpcompare.system.type_names import FrameworkModel
 
 Factory = Callable[[int, int], FrameworkModel]
@@ -38,20 +39,22 @@ class CustomModel:
     new running statistic by its name, and by a layer's name its features, so that `verify` can name the layer that
     differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None. With an argument `drop`,
     it gets the function `dpcompare.backends.jax.model.Dropping`, which applies dropout."""
+    keras: Factory | None = None
+    """Makes a keras.Model as for `tensorflow`, in each framework for which there is no factory of its own."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 
     def __post_init__(self) -> None:
-        factories = {framework: getattr(self, framework) for framework in _PACKAGES}
+        factories = {name: getattr(self, name) for name in (*_PACKAGES, "keras")}
         if not any(factories.values()):
             raise RequestError(
                 "model: received CustomModel() without a factory; expected one at least: "
-                + ", ".join(f"{framework}=..." for framework in _PACKAGES)
+                + ", ".join(f"{name}=..." for name in factories)
             )
-        for framework, factory in factories.items():
+        for name, factory in factories.items():
             if factory is not None and not callable(factory):
                 raise RequestError(
-                    f"model: received CustomModel({framework}={factory!r}), of type {type(factory).__name__}; expected "
+                    f"model: received CustomModel({name}={factory!r}), of type {type(factory).__name__}; expected "
                     f"{EXPECTED_FACTORY}"
                 )
 
@@ -61,10 +64,11 @@ class CustomModel:
         Raises:
             RequestError: there is none.
         """
-        factory: Factory | None = getattr(self, framework)
+        factory: Factory | None = getattr(self, framework) or self.keras
         if factory is None:
             raise RequestError(
-                f"model: received one without a factory for {framework}; give CustomModel({framework}=...)"
+                f"model: received one without a factory for {framework}; give CustomModel({framework}=...), or "
+                "CustomModel(keras=...) for all frameworks"
             )
         return _made_by(factory, image_size, num_classes)
 
@@ -93,18 +97,19 @@ def custom_model(name: str) -> CustomModel:
 
 
 def _of_library(library: Library, name: str) -> CustomModel:
-    """The model of a library, which only one framework can train."""
+    """The model of a library, which only its frameworks can train."""
 
     def refused(image_size: int, num_classes: int) -> FrameworkModel:
+        theirs = joined(library.frameworks)
         raise RequestError(
-            f"model: {name!r} is a model of {library.framework} alone; expected arms of {library.framework}, or a "
-            "model that is written in each framework: a built-in one, or a CustomModel with a factory for each"
+            f"model: {name!r} is a model of {theirs} alone; expected arms of {theirs}, or a model that is written in "
+            "each framework: a built-in one, one of keras:NAME, or a CustomModel with a factory for each"
         )
 
     def build(image_size: int, num_classes: int) -> FrameworkModel:
         return library.build(name.partition(":")[2], image_size, num_classes)
 
-    return CustomModel(**dict.fromkeys(_PACKAGES, refused) | {library.framework: build})  # type: ignore[arg-type]
+    return CustomModel(**dict.fromkeys(_PACKAGES, refused) | dict.fromkeys(library.frameworks, build))  # type: ignore[arg-type]
 
 
 def refuse_made(name: str, framework: str, made: object, expected: str) -> RequestError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpcompare.models.architectures import MODELS
@@ -13,15 +12,28 @@ from dpcompare.system.type_names import Array
 class Layout:
     """A way to order the axes of a tensor."""
 
-    to_neutral: Callable[[Array], Array]
-    from_neutral: Callable[[Array], Array]
+    axes: tuple[int, ...]
+    """The order in Keras of its axes as the neutral layout has them; none where both have the same."""
+
+    @property
+    def axes_in_keras(self) -> tuple[int, ...]:
+        """The order in the neutral layout of its axes as Keras has them."""
+        return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
+
+    def to_neutral(self, array: Array) -> Array:
+        """An array of Keras's in the neutral layout."""
+        return array.transpose(self.axes) if self.axes else array
+
+    def from_neutral(self, array: Array) -> Array:
+        """An array of the neutral layout in Keras's."""
+        return array.transpose(self.axes_in_keras) if self.axes else array
 
 
 # Keras stores (height, width, in, out), depthwise (height, width, channel, 1), dense (in, out).
-CONVOLUTION = Layout(to_neutral=lambda a: a.transpose(3, 2, 0, 1), from_neutral=lambda a: a.transpose(2, 3, 1, 0))
-DEPTHWISE = Layout(to_neutral=lambda a: a.transpose(2, 3, 0, 1), from_neutral=lambda a: a.transpose(2, 3, 0, 1))
-DENSE = Layout(to_neutral=lambda a: a.transpose(), from_neutral=lambda a: a.transpose())
-AS_IT_IS = Layout(to_neutral=lambda a: a, from_neutral=lambda a: a)
+CONVOLUTION = Layout(axes=(3, 2, 0, 1))
+DEPTHWISE = Layout(axes=(2, 3, 0, 1))
+DENSE = Layout(axes=(1, 0))
+AS_IT_IS = Layout(axes=())
 
 BATCH_NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")
 """In the order in which Keras saves them."""

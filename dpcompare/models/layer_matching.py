@@ -31,6 +31,8 @@ class Layer:
     """`weight`, `bias`, ... -> its shape in the framework-neutral layout; empty for a layer without any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What of `_SETTINGS` and `sides` is known of it; of dropout see `dpcompare.models.dropout_matching`."""
+    written_in: str = ""
+    """The library whose words say how to change it, where that is not the framework's usual one."""
 
     @property
     def shown_tensors(self) -> str:
@@ -38,6 +40,8 @@ class Layer:
         return ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in self.tensors.items())
 
 
+FLAX = "Flax"
+"""`Layer.written_in` of modules of Flax; the others that differ from torch's are Keras's."""
 Layers = Sequence[Layer]
 
 
@@ -239,7 +243,7 @@ def differences(
         if one is None or two is None or (_padded_alike(first, second) if setting == "padding" else one == two):
             continue
         shown = f"{row.shown(one)} in {frameworks[0]}, {row.shown(two)} in {frameworks[1]}"
-        fix = row.fix if row.fix_in_flax is None or frameworks[1] != "jax" else row.fix_in_flax
+        fix = row.fix_in_flax if row.fix_in_flax and second.written_in == FLAX else row.fix
         yield f"{names}: {row.begins} {shown}; {fix(row.shown(one), row.shown(two))}"
 
 

@@ -1,4 +1,4 @@
-"""The models of libraries by their names, such as `timm:resnet50`: each in the one framework of its library."""
+"""The models of libraries by their names, such as `timm:resnet50`: each in the frameworks of its library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dpcompare.system.type_names import FrameworkModel
 class Library:
     """A library of models: where it is, what is in it, and how one is built, without pretrained weights."""
 
-    framework: str
+    frameworks: tuple[str, ...]
+    """Which can train its models."""
+    extra: str
+    """Of dpcompare, which brings it."""
     module: str
     names: Callable[[ModuleType], Iterable[str]]
     make: Callable[[ModuleType, str, int, int], FrameworkModel]
@@ -30,7 +33,7 @@ class Library:
             RequestError: it has none of this name, or is not installed.
         """
         library = self.module.partition(".")[0]
-        module = import_extra(self.module, extra=self.framework, needed_by=f"--model {library}:{name}")
+        module = import_extra(self.module, extra=self.extra, needed_by=f"--model {library}:{name}")
         known = list(self.names(module))
         if name not in known:
             raise RequestError(
@@ -60,19 +63,22 @@ def _of_keras(applications: ModuleType, name: str, image_size: int, num_classes:
 
 LIBRARIES: Mapping[str, Library] = {
     "timm": Library(
-        framework="torch",
+        frameworks=("torch",),
+        extra="torch",
         module="timm",
         names=lambda timm: timm.list_models(),
         make=lambda timm, name, _, num_classes: timm.create_model(name, num_classes=num_classes),
     ),
     "torchvision": Library(
-        framework="torch",
+        frameworks=("torch",),
+        extra="torch",
         module="torchvision.models",
         names=lambda models: models.list_models(module=models),
         make=lambda models, name, _, num_classes: models.get_model(name, num_classes=num_classes),
     ),
     "keras": Library(
-        framework="tensorflow",
+        frameworks=("torch", "tensorflow", "jax"),
+        extra="keras",
         module="keras.applications",
         names=_functions,
         make=_of_keras,

@@ -93,6 +93,8 @@ def unseal(content: bytes) -> tuple[dict[str, str], State]:
     if hashlib.sha256(blank).hexdigest().encode() != found[1]:
         raise DamagedError("its content does not match its checksum: it was damaged or cut off")
     try:
-        return json.loads(header)["__metadata__"], load(content)
+        entries, tensors = json.loads(header), load(content)
+        # In the order of the file: that of `load` differs from process to process.
+        return entries["__metadata__"], {name: tensors[name] for name in entries if name in tensors}
     except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"it holds no tensors ({type(error).__name__}: {error})") from None

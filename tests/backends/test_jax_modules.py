@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.support.command import invoke
+from tests.support.custom import checks_of
 
 pytestmark = pytest.mark.jax
 
@@ -128,26 +129,24 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "asked", "failed", "shown"),
+    ("model", "modes", "asked", "failed", "shown"),
     [
         (
-            "same",
-            "--modes ddp,spmd,jit --replicas 2 --batchnorm sync --regularization shared",
-            None,
-            {"regularization", "BatchNorm statistics"},
+            *("same", ("ddp", "spmd", "jit")),
+            {"replicas": 2, "batchnorm": "sync", "regularization": "shared"},
+            *(None, {"regularization", "BatchNorm statistics"}),
         ),
-        ("shifted", "--modes single --replicas 1 --regularization shared", "evaluation logits", {"gradient"}),
-        ("of_equinox", "--modes single --replicas 1", None, {"gradient"}),
+        ("shifted", ("single",), {"regularization": "shared"}, "evaluation logits", {"gradient"}),
+        ("of_equinox", ("single",), {}, None, {"gradient"}),
     ],
+    ids=["same", "shifted", "of equinox"],
 )
-def test_a_module_computes_what_its_twin_does(elsewhere, model, asked, failed, shown):
+def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, asked, failed, shown):
     (elsewhere / "nets.py").write_text(NETS)
-    usual = ["--frameworks", "torch,jax", "--quick", "--precision", "float64", "--image-size", "17", "--json"]
-    done = invoke("verify", "--model", f"nets:{model}", *asked.split(), *usual)
-    assert done.code == (3 if failed else 0), done.stderr
-    names = {check["name"] for check in done.json["checks"] if not check["passed"]}
+    checks = checks_of(f"nets:{model}", ("torch", "jax"), modes, **asked)
+    names = {check.name for check in checks if not check.passed}
     assert failed in names if failed else not names
-    assert shown <= {check["name"] for check in done.json["checks"] if model in check["workload"]}
+    assert shown <= {check.name for check in checks}
 
 
 @pytest.mark.torch

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax import numpy as jnp
 
+from dpcompare.backends.keras.settings import is_keras, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model, refuse_made
+from dpcompare.models.custom import CustomModel, custom_model, refuse_made
 from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.layer_matching import NO_NAMES, Layer
+from dpcompare.models.layer_matching import FLAX, NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
 from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, channels_first
 from dpcompare.models.state import is_statistic
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import FrameworkModel
 
 
 class Apply(Protocol):
@@ -78,9 +80,7 @@ def build_model(
         over_devices: whether the rows of one call are on several devices.
     """
     if is_custom(workload.model):
-        model = _custom(
-            workload.model, workload.image_size, num_classes, drop_columns, bfloat16=workload.precision == "bfloat16"
-        )
+        model = _custom(workload.model, workload.image_size, num_classes, drop_columns, workload.precision)
         return _renamed(model, names) if names else model
     spec = model_of(workload.model)
     forward: Forward = family_of(workload.model, "jax").build(workload.model, workload.image_size, num_classes)
@@ -141,6 +141,8 @@ class Pair(NamedTuple):
     apply: Callable[..., Any]
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Layer -> what must be the same in other frameworks, where that is known."""
+    computes_in_bfloat16: bool = False
+    """Whether it itself computes in bfloat16 where asked, from tensors in float32."""
 
 
 _LIBRARIES = {"flax.nnx": "flax_module:FlaxModel", "equinox": "equinox_module:EquinoxModel"}
@@ -151,13 +153,17 @@ def _is_of(made: object, package: str) -> bool:
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(made).__mro__)
 
 
-def _pair(name: str, image_size: int, num_classes: int) -> Pair:
-    """What a custom model's factory makes, as functions.
+def _made(custom: CustomModel, image_size: int, num_classes: int, precision: str) -> FrameworkModel:
+    """What a custom model's factory makes."""
+    return made_with("jax", precision, lambda: custom.build("jax", image_size, num_classes))
+
+
+def _pair(made: FrameworkModel, name: str) -> Pair:
+    """What the factory of a custom model has made, as functions.
 
     Raises:
-        RequestError: it makes neither a pair of functions nor a module of one of _LIBRARIES.
+        RequestError: it is neither a pair of functions nor a module of one of _LIBRARIES.
     """
-    made = custom_model(name).build("jax", image_size, num_classes)
     if library := next((row for package, row in _LIBRARIES.items() if _is_of(made, package)), None):
         # Imported here: the library is there, since its module is.
         module, _, kind = library.partition(":")
@@ -168,8 +174,8 @@ def _pair(name: str, image_size: int, num_classes: int) -> Pair:
             name,
             "jax",
             made,
-            "a module of flax.nnx (those of flax.linen are not taken) or of Equinox, or a pair of functions, init and "
-            "apply (docs/custom_models.md)",
+            "a module of flax.nnx (those of flax.linen are not taken) or of Equinox, a keras.Model, or a pair of "
+            "functions, init and apply (docs/custom_models.md)",
         )
     init, function = made
     if "drop" in inspect.signature(function).parameters:
@@ -177,22 +183,30 @@ def _pair(name: str, image_size: int, num_classes: int) -> Pair:
     return Pair(init, lambda *arrays, drop, **options: function(*arrays, **options))
 
 
-def _custom(
-    name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], *, bfloat16: bool = False
-) -> Model:
+def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], precision: str) -> Model:
     """A custom model, whose tensors have the names of their twins in torch."""
-    init, function, _ = _pair(name, image_size, num_classes)
+    custom = custom_model(name)
+    made = _made(custom, image_size, num_classes, precision)
+    if is_keras(made):
+        # Imported here: Keras is there, since the model is of it.
+        from dpcompare.backends.jax.keras_module import KerasModule
+        from dpcompare.backends.keras.model import with_neutral_names
+
+        of_keras = KerasModule(name, with_neutral_names(made, name, custom, "jax", image_size))
+        pair = Pair(of_keras.init, of_keras.apply, computes_in_bfloat16=True)
+    else:
+        pair = _pair(made, name)
 
     def apply(
         tensors: Tensors, images: jax.Array, drop_masks: jax.Array | None, *, training: bool, axis_name: str | None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        if bfloat16:
+        if precision == "bfloat16" and not pair.computes_in_bfloat16:
             tensors, images = _in_bfloat16(tensors), images.astype(jnp.bfloat16)
         drop = Dropping(drop_columns, drop_masks if training else None)
-        logits, made = function(tensors, images, training=training, axis_name=axis_name, drop=drop)
+        logits, made = pair.apply(tensors, images, training=training, axis_name=axis_name, drop=drop)
         return logits, made
 
-    return Model(init=init, apply=apply)
+    return Model(init=pair.init, apply=apply)
 
 
 def _renamed(model: Model, names: Mapping[str, str]) -> Model:
@@ -241,7 +255,12 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
             statistics.
     """
     jax.config.update("jax_platforms", "cpu")
-    init, function, settings = _pair(name, image_size, num_classes)
+    custom = custom_model(name)
+    if is_keras(made := _made(custom, image_size, num_classes, "float32")):
+        from dpcompare.backends.keras.function import described
+
+        return described(made, name, custom, "jax", image_size, num_classes)
+    init, function, settings, _ = _pair(made, name)
     tensors = {key: jnp.asarray(value, jnp.float32) for key, value in init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
     for training in (False, True):
@@ -261,6 +280,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         layer, _, kind = key.rpartition(".")
         shapes.setdefault(layer, {})[kind] = tuple(tensor.shape)
     layers = (
-        Layer(name=layer, tensors=of_layer, settings=settings.get(layer, {})) for layer, of_layer in shapes.items()
+        Layer(name=layer, tensors=of_layer, settings=settings.get(layer, {}), written_in=FLAX if settings else "")
+        for layer, of_layer in shapes.items()
     )
     return [*layers, *drop.layers]

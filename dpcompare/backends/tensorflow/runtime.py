@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import PurePath
 
-import keras
 import tensorflow as tf
 
 from dpcompare.backends.cuda_wheels import driver_version
+from dpcompare.backends.keras import settings
 from dpcompare.config.run import RunConfig
 from dpcompare.system.terminal_text import pluralize
 
@@ -65,9 +65,7 @@ def configure_precision(config: RunConfig) -> tf.DType:
     """Set the precision of what is made from now on; returns the type of images and losses."""
     precision = config.workload.precision
     tf.config.experimental.enable_tensor_float_32_execution(config.allows_tf32)
-    keras.config.set_floatx("float64" if precision == "float64" else "float32")
-    if precision == "bfloat16":
-        keras.config.set_dtype_policy("mixed_bfloat16")
+    settings.apply("tensorflow", precision)
     return tf.float64 if precision == "float64" else tf.float32
 
 

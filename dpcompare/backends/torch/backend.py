@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import NOT_KNOWN, PRODUCTS, Description, switched
-from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
+from dpcompare.backends.torch.batchnorm import OwnBatchNorms, RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import build_model
@@ -250,7 +250,8 @@ class TorchBackend(Inspectable):
     @property
     def _has_sync_kernels(self) -> bool:
         """Whether torch's own layers normalise by the batch of all replicas."""
-        return self.config.tuning.get("batchnorm_kernels") == "SyncBatchNorm"
+        asked = self.config.tuning.get("batchnorm_kernels") == "SyncBatchNorm"
+        return asked and not isinstance(self.model, OwnBatchNorms)
 
     def _rows_of_statistics(self, batch: DeviceBatch) -> int:
         """How many rows torch's own layers take the variance of: those of a replica, or of all."""
@@ -401,8 +402,14 @@ class TorchBackend(Inspectable):
             **self.precision.settings(self.device),
             **self._compilation_found(),
             **self._attention_found(),
+            **self._batch_norms_found(),
             **self.parallel.settings(),
         )
+
+    def _batch_norms_found(self) -> dict[str, str]:
+        """The setting `batchnorm_kernels` of a model whose layers of BatchNorm are not torch's."""
+        has_own = isinstance(self.model, OwnBatchNorms) and "batchnorm_kernels" in self.config.tuning
+        return {"batchnorm_kernels": "the model's own"} if has_own else {}
 
     def _attention_found(self) -> dict[str, str]:
         """The setting `attention` of timm's ViT: torch chooses a kernel by type, device and width of a head."""

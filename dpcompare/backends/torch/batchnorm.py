@@ -145,8 +145,18 @@ class GlobalBatchNorm(nn.Module):
         return mean, mean_of_squares - mean * mean
 
 
+class OwnBatchNorms(nn.Module):
+    """A model whose layers of BatchNorm are not torch's."""
+
+    mean_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """How they take the mean of moments, differentiably; None: each replica has statistics of its own."""
+
+
 def synchronize_batch_norms(model: nn.Module, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:
-    """Replace every BatchNorm of the model by one over all replicas."""
+    """Have every BatchNorm of the model normalise by the batch of all replicas."""
+    if isinstance(model, OwnBatchNorms):
+        model.mean_over_replicas = lambda moments: all_reduce_sum(moments) / num_replicas
+        return
     for name, norm in batch_norms(model).items():
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, GlobalBatchNorm(norm, all_reduce_sum, num_replicas))

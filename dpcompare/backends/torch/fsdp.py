@@ -46,8 +46,10 @@ class FullyShardedDataParallel(DistributedDataParallel):
         return {**super().settings(), "optimizer_kernels": self.optimizer_kernels, "parameter_layout": "NCHW"}
 
     def messages(self, model: nn.Module) -> tuple[int, ...]:
-        own = [_num_bytes(parameter) for parameter in model.parameters(recurse=False)]
-        of_layers = [sum(map(_num_bytes, layer.parameters())) for layer in _layers(model)]
+        layers = list(_layers(model))
+        in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
+        own = [_num_bytes(parameter) for parameter in model.parameters() if id(parameter) not in in_layers]
+        of_layers = [sum(map(_num_bytes, layer.parameters())) for layer in layers]
         return (sum(own), *of_layers) if own else tuple(of_layers)
 
     @contextmanager
@@ -88,7 +90,12 @@ def _num_bytes(parameter: nn.Parameter) -> int:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered at once: the children of a model, or each layer of those that are sequences of layers."""
+    """What is gathered at once: the children of a model, or each layer of those that are sequences of layers.
+
+    None of a model of Keras, whose layers are not called as modules: it is gathered as a whole.
+    """
+    if getattr(model, "computes_as_one", False):
+        return
     for child in model.children():
         if isinstance(child, nn.Sequential):
             yield from _layers(child)

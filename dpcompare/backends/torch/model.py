@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from dpcompare.backends.keras.settings import is_keras, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
@@ -34,13 +35,25 @@ def build_model(workload: Workload, num_classes: int, drop_columns: Mapping[str,
         drop_columns: `RunConfig.drop_columns` of a custom model.
     """
     if is_custom(workload.model):
-        own: nn.Module = custom_model(workload.model).build("torch", workload.image_size, num_classes)
+        own = _custom(workload.model, workload.image_size, num_classes, workload.precision)
         for name, of_masks in drop_columns.items():
             SharedDrop.take_the_place_of(own.get_submodule(name), of_masks)
         return own
     model = _family(workload.model).build(workload.model, workload.image_size, num_classes)
     model.built_as = workload.model
     return _aligned(model, workload)
+
+
+def _custom(name: str, image_size: int, num_classes: int, precision: str) -> nn.Module:
+    custom = custom_model(name)
+    made = made_with("torch", precision, lambda: custom.build("torch", image_size, num_classes))
+    if not is_keras(made):
+        return made  # type: ignore[no-any-return]  # `custom_layers` has seen that it is a module
+    # Imported here: Keras is there, since the model is of it.
+    from dpcompare.backends.keras.model import with_neutral_names
+    from dpcompare.backends.torch.keras_module import KerasModule
+
+    return KerasModule(with_neutral_names(made, name, custom, "torch", image_size), name)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
@@ -60,7 +73,15 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         RequestError: it is not a torch model, gives something else than logits, or has a BatchNorm without the running
             statistics that all frameworks share.
     """
-    model = custom_model(name).build("torch", image_size, num_classes)
+    custom = custom_model(name)
+    model = made_with("torch", "float32", lambda: custom.build("torch", image_size, num_classes))
+    if is_keras(model):
+        from dpcompare.backends.keras.function import described
+        from dpcompare.backends.torch.keras_module import require_gradients
+
+        layers = described(model, name, custom, "torch", image_size, num_classes)
+        require_gradients(model, name, image_size)
+        return layers
     if not isinstance(model, nn.Module):
         raise refuse_made(name, "torch", model, "a torch.nn.Module")
     _require_logits(name, model.eval(), image_size, num_classes)

@@ -1,0 +1,226 @@
+"""A Keras model in whichever framework Keras computes with: its layers, and its variables by the neutral names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from dpcompare.errors import RequestError
+from dpcompare.models.custom import CustomModel, refuse_made
+from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
+from dpcompare.models.keras_layout import AS_IT_IS, CONVOLUTION, DENSE, DEPTHWISE, Layout, tensor_name
+from dpcompare.models.layer_matching import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    NO_NAMES,
+    Layer,
+    order_flattened,
+    same_padding,
+    window_settings,
+)
+from dpcompare.models.layers.in_tensorflow import OwnTensor
+from dpcompare.models.spec import IMAGE_CHANNELS, Shape, channels_first, shape_of_draws
+from dpcompare.system.type_names import Array, FrameworkArray
+
+
+def with_neutral_names(
+    model: Any, name: str, custom: CustomModel, framework: str, image_size: int, names: Mapping[str, str] = NO_NAMES
+) -> keras.Model:
+    """What the factory of a custom model made, whose layers get the names of their twins in torch.
+
+    Args:
+        model: just made.
+        name: of the custom model, for errors.
+        custom: the custom model.
+        framework: that Keras computes with.
+        image_size: in pixels.
+        names: layers with tensors, in their order -> the names that their tensors get.
+
+    Raises:
+        RequestError: it is not a Keras model whose layers Keras knows.
+    """
+    if not isinstance(model, keras.Model):
+        raise refuse_made(name, framework, model, "a keras.Model")
+    if isinstance(model, keras.Sequential) and not model.built:
+        model.build((None, image_size, image_size, IMAGE_CHANNELS))
+    if not getattr(model, "inputs", None):
+        raise RequestError(
+            f"model: the {framework} factory of {name!r} gave a {type(model).__name__}, a subclass of keras.Model "
+            "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional model: "
+            "keras.Model(inputs, outputs)"
+        )
+    there = [layer.name for layer in model.layers]
+    if missing := [in_keras for in_keras in custom.layer_names.values() if in_keras not in there]:
+        raise RequestError(
+            f"model: layer_names of {name!r} has {', '.join(missing)}, which Keras's model does not; expected names "
+            f"among {', '.join(there)}"
+        )
+    neutral = {in_keras: in_torch for in_torch, in_keras in custom.layer_names.items()}
+    if names:  # by their order: Keras counts on in the names that it gives, so they may be others here
+        weighted = [layer.name for layer in model.layers if layer.weights]
+        neutral = dict(zip(weighted, names.values(), strict=True))
+    model.neutral_layer_name = lambda layer: neutral.get(layer, layer)
+    return model
+
+
+def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
+    """The framework-neutral name of a layer."""
+    name: str = model.neutral_layer_name(layer.name)
+    return name
+
+
+def layers_of(model: keras.Model, name: str, framework: str, image_size: int, num_classes: int) -> list[Layer]:
+    """The layers of a custom model in the order in which they compute, with their tensors in the neutral layouts.
+
+    Args:
+        model: of `with_neutral_names`; it is used up.
+        name: of the custom model, for errors.
+        framework: that Keras computes with.
+        image_size: in pixels.
+        num_classes: of the dataset.
+
+    Raises:
+        RequestError: it gives something else than logits, or has two tensors of the same name.
+    """
+    if tuple(model.output_shape) != (None, num_classes):
+        raise RequestError(
+            f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
+        )
+    tensors: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor, shape in neutral_shapes(model):
+        layer, _, kind = tensor.rpartition(".")
+        of_layer = tensors.setdefault(layer, {})
+        if kind in of_layer:
+            raise RequestError(
+                f"model: {name!r} has several tensors called {tensor} in {framework}; expected layers that are no "
+                "models and hold each kind of tensor once"
+            )
+        of_layer[kind] = shape
+    settings = {layer.name: settings_of(layer, model) for layer in model.layers}
+    layers = [
+        Layer(
+            name=layer_name(model, layer),
+            tensors=tensors.get(layer_name(model, layer), {}),
+            settings=settings[layer.name],
+        )
+        for layer in model.layers
+        if layer.weights or settings[layer.name]
+    ]
+    return [*layers, *randomness(_logits_without_dropout(model, image_size))]
+
+
+def _logits_without_dropout(model: keras.Model, image_size: int) -> Iterator[Array]:
+    """Logits of the same images in training, where the layers of dropout drop nothing."""
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    for variable in model.trainable_variables:
+        variable.assign_add(noise(variable.shape))
+    while True:
+        yield keras.ops.convert_to_numpy(model(images_to_try(image_size), training=True))
+
+
+def settings_of(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]:
+    """What `dpcompare.models.layer_matching` compares of a layer of a model that is Keras's own."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return {"epsilon": layer.epsilon, "momentum": layer.momentum}
+    if isinstance(layer, keras.layers.Dropout):
+        features = channels_first(layer.input.shape[1:])
+        calls = sum(node.operation is layer for node in _nodes(model))
+        return drop_settings(layer.rate, _draws(layer, features), features, calls=calls)
+    if isinstance(layer, keras.layers.Flatten):
+        # Behind a layer that changes the order of the axes, that is taken to be the order of torch.
+        permuted = isinstance(layer.input._keras_history.operation, keras.layers.Permute)
+        *sides, channels = layer.input.shape[1:]
+        order = CHANNELS_FIRST if permuted else CHANNELS_LAST
+        return {"flattened": order_flattened(channels, math.prod(sides), order)}
+    if isinstance(layer, keras.layers.Conv2D | keras.layers.DepthwiseConv2D):
+        kernel, dilation = tuple(layer.kernel_size), tuple(layer.dilation_rate)
+    elif isinstance(layer, keras.layers.MaxPooling2D):
+        kernel, dilation = tuple(layer.pool_size), (1, 1)
+    else:
+        return {}
+    sides, stride = tuple(layer.input.shape[1:3]), tuple(layer.strides)
+    return window_settings(
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        padding=same_padding(kernel, stride, dilation, sides) if layer.padding == "same" else ((0, 0), (0, 0)),
+        sides=sides,
+        sides_after=tuple(layer.output.shape[1:3]),
+    )
+
+
+def _draws(layer: keras.layers.Dropout, features: Shape) -> int:
+    """How many draws of a dropout layer a sample needs; 0 where `shape_of_draws` cannot lay them out."""
+    if isinstance(layer, keras.layers.SpatialDropout2D):
+        return features[0]
+    if type(layer) is not keras.layers.Dropout:
+        return 0
+    if layer.noise_shape is None:
+        return math.prod(features)
+    given = zip(layer.noise_shape[1:], layer.input.shape[1:], strict=True)
+    drawn = channels_first([noise or side for noise, side in given])
+    return next(
+        (draws for draws in (1, features[0], math.prod(features)) if shape_of_draws(draws, features) == drawn), 0
+    )
+
+
+def layer_outputs(model: keras.Model) -> dict[str, FrameworkArray]:
+    """Framework-neutral name of each layer with weights -> what it gives in this model."""
+    # Not layer.output: of a layer that is in two models, as those of `_with_shared_drops` are, that is of the first.
+    given = {node.operation.name: node.output_tensors[0] for node in _nodes(model)}
+    return {
+        layer_name(model, layer): given[layer.name]
+        for layer in model.layers
+        if layer.weights and not isinstance(layer, OwnTensor)
+    }
+
+
+def _nodes(model: keras.Model) -> Iterator[Any]:
+    """The calls of layers in a model."""
+    functional = model._functional if isinstance(model, keras.Sequential) else model
+    return (node for nodes in functional._nodes_by_depth.values() for node in nodes)
+
+
+def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a model, in the framework-neutral layouts."""
+    for mapped in mapped_variables(model):
+        yield mapped.name, mapped.layout.to_neutral(mapped.variable.numpy()).shape
+
+
+@dataclass(frozen=True)
+class MappedVariable:
+    """A Keras variable and its framework-neutral name and layout."""
+
+    name: str
+    variable: keras.Variable
+    layout: Layout
+
+    def on_host(self, tensor: keras.Variable) -> Array:
+        """The variable, or an optimizer's slot of it, in the framework-neutral layout."""
+        return np.ascontiguousarray(self.layout.to_neutral(tensor.numpy()))
+
+
+def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
+    """Every variable of the model, in the order of its layers."""
+    for layer in model.layers:
+        for variable in layer.weights:
+            layout = AS_IT_IS
+            if variable.name != "bias":
+                layout = next((known for kind, known in _LAYOUTS if isinstance(layer, kind)), AS_IT_IS)
+            name = layer_name(model, layer)
+            kind = "" if isinstance(layer, OwnTensor) else f".{tensor_name(variable.name)}"
+            yield MappedVariable(f"{name}{kind}", variable, layout)
+
+
+_LAYOUTS = (
+    (keras.layers.DepthwiseConv2D, DEPTHWISE),
+    (keras.layers.Conv2D, CONVOLUTION),
+    (keras.layers.Dense, DENSE),
+)

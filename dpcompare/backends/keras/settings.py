@@ -1,0 +1,64 @@
+"""The settings of Keras that hold for a whole process, such as the types that it computes in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from dpcompare.errors import RequestError
+
+M = TypeVar("M")
+
+FUZZ = 1e-7
+"""What Keras adds to divisors where nothing else is asked for; a user's keras.json may have another number."""
+
+
+def apply(framework: str, precision: str) -> None:
+    """Set what a user's keras.json may have set otherwise, for what is made from now on.
+
+    Args:
+        framework: that Keras is to compute with.
+        precision: of the workload.
+
+    Raises:
+        RequestError: Keras computes with another framework in this process.
+    """
+    import keras
+    from keras.src.backend.common import dtypes
+
+    if (found := keras.backend.backend()) != framework:
+        raise RequestError(
+            f"Keras was imported in this process to compute with {found}, and a run of {framework} needs it to compute "
+            f"with {framework}; expected KERAS_BACKEND={framework} where Keras is imported first, or a process of its "
+            "own for each training"
+        )
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_epsilon(FUZZ)
+    floats = "float64" if precision == "float64" else "float32"
+    keras.config.set_floatx(floats)
+    # In torch and JAX, Keras takes float32 wherever two types meet, also where both are float64.
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = floats
+    keras.config.set_dtype_policy("mixed_bfloat16" if precision == "bfloat16" else floats)
+
+
+def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
+    """What a factory makes; a model of Keras under the settings of `apply`, and with names that Keras counts from 0.
+
+    Raises:
+        RequestError: as `apply` does.
+    """
+    if "keras" not in sys.modules and not is_keras(made := factory()):
+        return made
+    # If it was the factory that imported Keras, under other settings, it makes the model again.
+    import keras
+
+    apply(framework, precision)
+    if framework != "tensorflow":  # where it would take the graph that a strategy has entered
+        keras.backend.clear_session()
+    return factory()
+
+
+def is_keras(made: object) -> bool:
+    """Whether an object is of a class of Keras's, or of one below it."""
+    return any(kind.__module__.partition(".")[0] == "keras" for kind in type(made).__mro__)

@@ -1,0 +1,113 @@
+"""A Keras model as a torch module, whose parameters have the framework-neutral names and layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import torch
+from torch import nn
+
+from dpcompare.backends.keras.function import Call, KerasFunction
+from dpcompare.backends.torch.batchnorm import OwnBatchNorms
+from dpcompare.errors import RequestError
+from dpcompare.models.dropout_matching import images_to_try
+from dpcompare.models.state import is_statistic
+
+
+class Layer(nn.Module):
+    """What a layer of the model has as a module: its tensors; it is called with what the layer gives."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+class KerasModule(OwnBatchNorms):
+    """Takes images as torch does, (rows, channels, height, width), and gives logits.
+
+    Keras's own modules would have their tensors in Keras's layouts and names. Here a step gives Keras the module's
+    tensors, in other views.
+    """
+
+    computes_as_one = True
+    """Its layers are not called one by one, so their shards are gathered together."""
+
+    def __init__(self, model: keras.Model, name: str) -> None:
+        """Read a model.
+
+        Args:
+            model: of `with_neutral_names`; it is used up.
+            name: of the custom model, for errors.
+
+        Raises:
+            RequestError: as `KerasFunction` does.
+        """
+        super().__init__()
+        self._function = KerasFunction(model, name)
+        initial = self._function.take_initial()
+        self._tensors = [tensor.rpartition(".")[::2] for tensor in initial]
+        """(layer, kind) of each tensor."""
+        for (layer, kind), (tensor, values) in zip(self._tensors, initial.items(), strict=True):
+            value = torch.from_numpy(values.copy())
+            if is_statistic(tensor):
+                self._layer(layer).register_buffer(kind, value)
+            else:
+                self._layer(layer).register_parameter(kind, nn.Parameter(value))
+        for layer in self._function.dropouts:
+            self._layer(layer)
+
+    def _layer(self, name: str) -> nn.Module:
+        """The module of a layer, made if there is none."""
+        module: nn.Module = self
+        for part in name.split("."):
+            if part not in dict(module.named_children()):
+                module.add_module(part, Layer())
+            module = module.get_submodule(part)
+        return module
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tensors = {f"{layer}.{kind}": getattr(self.get_submodule(layer), kind) for layer, kind in self._tensors}
+        # Keras moves what it is given to a device of its own choice, which is the first GPU.
+        with keras.device(str(images.device)):
+            computed = self._function(
+                tensors,
+                images.permute(0, 2, 3, 1),
+                Call(drop=self._drop, mean_over_replicas=self.mean_over_replicas),
+                training=self.training,
+                with_features=self._is_watched(),
+            )
+        with torch.no_grad():
+            for name, value in computed.statistics.items():
+                tensors[name].copy_(value)
+        for name, features in computed.features.items():
+            self.get_submodule(name)(_channels_first(features))
+        logits: torch.Tensor = computed.logits
+        return logits
+
+    def _is_watched(self) -> bool:
+        """Whether hooks ask for what layers give."""
+        return any(self.get_submodule(layer)._forward_hooks for layer, _ in self._tensors)
+
+    def _drop(self, name: str, features: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        dropped: torch.Tensor = self.get_submodule(name)(_channels_first(features))
+        return dropped.permute(0, 2, 3, 1) if dropped.dim() == 4 else dropped
+
+
+def require_gradients(model: keras.Model, name: str, image_size: int) -> None:
+    """Raise RequestError if some tensor of a model gets no gradient: a layer has left torch's graph.
+
+    Args:
+        model: built.
+        name: of the custom model.
+        image_size: in pixels.
+    """
+    model(images_to_try(image_size)[:2], training=True).sum().backward()
+    if without := [each.path for each in model.trainable_variables if each.value.grad is None]:
+        raise RequestError(
+            f"model: {name!r} gives no gradient of {', '.join(without)} in torch; expected layers that compute with "
+            "keras.ops alone, not with functions of TensorFlow or NumPy"
+        )
+
+
+def _channels_first(features: torch.Tensor) -> torch.Tensor:
+    return features.permute(0, 3, 1, 2) if features.dim() == 4 else features

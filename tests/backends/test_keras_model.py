@@ -1,0 +1,145 @@
+"""One Keras model in TensorFlow, torch and JAX: the same in all modes, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dpcompare.backends.custom_model import described_layers
+from tests.support.custom import checks_of
+
+NETS = """
+import keras
+from dpcompare import CustomModel
+
+def net(image_size, num_classes):
+    layers = keras.layers
+    images = keras.Input((image_size, image_size, 3))
+    x = layers.Conv2D(8, 3, strides=2, padding="same", name="stem")(images)
+    x = layers.BatchNormalization(name="norm")(x)
+    x = layers.SpatialDropout2D(0.25)(layers.ReLU()(x))
+    x = layers.DepthwiseConv2D(3, padding="same", use_bias=False, name="deep")(x)
+    x = layers.GlobalAveragePooling2D()(layers.GroupNormalization(4)(x))
+    x = layers.Dropout(0.5)(layers.Dense(16, activation="relu", name="hidden")(x))
+    return keras.Model(images, layers.Dense(num_classes)(layers.LayerNormalization()(x)))
+
+everywhere = CustomModel(keras=net)
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def other_settings(elsewhere, monkeypatch):
+    """A user's Keras, which computes with another framework, in another type and layout."""
+    settings = {"backend": "numpy", "floatx": "float16", "image_data_format": "channels_first", "epsilon": 0.1}
+    (elsewhere / "keras.json").write_text(json.dumps(settings))
+    monkeypatch.setenv("KERAS_HOME", str(elsewhere))
+    monkeypatch.setenv("KERAS_BACKEND", "openvino")
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("other_settings")
+def test_a_model_of_keras_is_the_same_in_all_frameworks():
+    modes = (*("ddp", "dp", "fsdp"), "mirrored", *("spmd", "jit"))
+    asked = {"batchnorm": "sync", "regularization": "shared"}
+    checks = checks_of("nets:everywhere", ("torch", "tensorflow", "jax"), modes, replicas=2, **asked)
+    assert [check for check in checks if not check.passed] == []
+    assert {"evaluation logits", "gradient", "regularization", "BatchNorm statistics"} <= {each.name for each in checks}
+
+
+@pytest.mark.parametrize(
+    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax")]
+)
+@pytest.mark.usefixtures("other_settings")
+def test_settings_of_a_user_change_no_layer(framework):
+    layers = {layer.name: layer for layer in described_layers("nets:everywhere", framework, sys.executable, 17, 10)}
+    assert layers["stem"].tensors == {"weight": (8, 3, 3, 3), "bias": (8,)}
+    assert layers["deep"].tensors == {"weight": (8, 1, 3, 3)}
+    assert layers["norm"].settings == {"epsilon": 0.001, "momentum": 0.99}
+    assert layers["dense"].tensors == {"weight": (10, 16), "bias": (10,)}
+    assert layers["dropout"].settings["draws"] == 16
+
+
+MODELS = """
+import keras
+import numpy as np
+
+layers = keras.layers
+
+def of(*hidden):
+    def made(num_classes):
+        last = layers.Flatten(), layers.Dense(num_classes)
+        return keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(3), *hidden, *last])
+    return made
+
+class OnTheHost(layers.Layer):
+    def call(self, x):
+        if isinstance(x, keras.KerasTensor) or str(x.device) == "meta":
+            return x
+        return keras.ops.convert_to_tensor(np.asarray(x.detach()))
+
+class Subclass(keras.Model):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.last = layers.Dense(num_classes)
+
+    def call(self, images):
+        return self.last(layers.Flatten()(images))
+
+frozen = of(layers.Dense(3, trainable=False, name="still"))
+noisy = of(layers.GaussianNoise(0.1))
+on_the_host = of(OnTheHost())
+nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
+no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
+"""
+
+EACH = """
+import json, sys
+from importlib import import_module
+from dpcompare.backends.keras import compute_with
+
+compute_with(sys.argv[1])
+custom_layers = import_module(f"dpcompare.backends.{sys.argv[1]}.model").custom_layers
+found = {}
+for name in sys.argv[2:]:
+    try:
+        found[name] = str(custom_layers(f"nets:{name}", 4, 4))
+    except Exception as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+REFUSED = {
+    "frozen": "has layers with trainable=False, of the tensors still.weight, still.bias; expected layers that are",
+    "noisy": "draws random numbers in gaussian_noise (GaussianNoise); expected layers of Dropout alone to do so",
+    "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
+    "nested": "expected layers that are no models and hold each kind of tensor once",
+    "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
+}
+OF_TORCH = {"on_the_host": "in torch; expected layers that compute with keras.ops alone, not with functions of"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "refused"),
+    [
+        pytest.param("torch", REFUSED | OF_TORCH, marks=pytest.mark.torch),
+        pytest.param("jax", REFUSED, marks=pytest.mark.jax),
+    ],
+)
+def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, refused):
+    (elsewhere / "nets.py").write_text(MODELS)
+    done = subprocess.run([sys.executable, "-c", EACH, framework, *refused], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    expected = {name: words.format(framework=framework) for name, words in refused.items()}
+    assert {name: words for name, words in expected.items() if words not in said[name]} == {}, said
