@@ -113,6 +113,15 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
                 )
 
 
+def is_usable(framework: str, python: str = sys.executable) -> bool:
+    """Whether `require_framework` finds nothing missing."""
+    try:
+        require_framework(framework, python)
+    except RequestError:
+        return False
+    return True
+
+
 def require_same_dpcompare(framework: str, python: str) -> None:
     """Raise RequestError where an interpreter has another dpcompare than this one, which would train otherwise."""
     # Not by its metadata, which an editable installation keeps from when it was made.

@@ -25,6 +25,7 @@ from dpcompare.cli.option_values import (
     refuse_own_backend,
 )
 from dpcompare.cli.options import OPTIONS, RunOptions
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import pluralize
@@ -317,15 +318,26 @@ def num_rounds(options: StudyOptions) -> int:
     return max(options.repeats, ROUNDS_FOR_CLAIM)
 
 
+def _compared_by_default(pythons: Mapping[str, str]) -> list[str]:
+    """The frameworks whose modes are: all but an optional one that is not installed, and for which none is named."""
+    from dpcompare.backends.availability import is_usable
+
+    return [
+        framework
+        for framework, row in FRAMEWORKS.items()
+        if not row.is_optional or framework in pythons or is_usable(framework)
+    ]
+
+
 def _arms(options: StudyOptions, run_options: RunOptions, subject: Sequence[str]) -> tuple[Arm, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
     from dpcompare.experiments.arms import expand_arms, reasons_of
 
-    texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
+    pythons = interpreters(run_options.python)
+    texts = options.arm or list(map(":".join, modes_by_default(_compared_by_default(pythons))))
     requests = [arm_request(text, run_options) for text in _with_each_model(texts, run_options)]
     used = {request.environment for request in requests}
     refuse_other_names(run_options.env, used, f"an arm with it, such as {texts[0]},env=NAME")
-    pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(
         *(requests, options.nodes, options.devices_per_node, pythons, options.devices),
         emulated=bool(options.arm),

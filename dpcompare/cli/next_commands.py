@@ -20,7 +20,6 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError
 from dpcompare.models.libraries import library_of
 from dpcompare.system.terminal_text import hint, pluralize
 
@@ -145,7 +144,10 @@ def next_steps(context: click.Context, config: RunConfig, result: RunResult, run
     other = None if is_given(context, "resume") else _counterpart(config)
     if other and config.placement.engine == "local" and not any(is_given(context, name) for name in _OF_ONE_FRAMEWORK):
         framework, mode = other
-        if _is_usable(framework, context.params.get("python") or ()):
+        from dpcompare.backends.availability import is_usable
+
+        python = interpreters(context.params.get("python") or ()).get(framework, sys.executable)
+        if is_usable(framework, python):
             arms = ("--arm", f"{config.framework}:{config.mode}{_own(config)}", "--arm", f"{framework}:{mode}")
             yield f"next: {hint('compare', *arms, *_devices(config), *_as_given(context))}   (against {framework})"
         else:
@@ -173,17 +175,6 @@ def _counterpart(config: RunConfig) -> tuple[str, str] | None:
     ]
     # A process per device is what PyTorch recommends.
     return min(found, key=lambda each: MODES[each].process_per != "device", default=None)
-
-
-def _is_usable(framework: str, pythons: tuple[str, ...]) -> bool:
-    from dpcompare.backends.availability import require_framework
-
-    chosen = interpreters(pythons)
-    try:
-        require_framework(framework, **({"python": chosen[framework]} if framework in chosen else {}))
-    except RequestError:
-        return False
-    return True
 
 
 def _devices(config: RunConfig) -> tuple[str, ...]:

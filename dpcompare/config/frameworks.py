@@ -69,6 +69,8 @@ class Framework:
     """A program that prints, as a list in JSON, the GPUs it was built for; None: it compiles for those it finds."""
     tested_versions: Mapping[str, tuple[str, ...]]
     """Package -> MAJOR.MINOR of what the figures of the documentation were made with."""
+    is_optional: bool = False
+    """Whether `setup` installs it only if it is named, and its modes are taken by default only where it is usable."""
     usual_modes: tuple[str, str]
     """The mode of several replicas on one node that `verify --like` compares with, and that on several nodes."""
     has_train_job: bool = False
@@ -150,6 +152,7 @@ import jax
 print(sum(device.platform == "gpu" for device in jax.devices()))
 """,
         tested_versions={"jax": ("0.10",), "jaxlib": ("0.10",)},
+        is_optional=True,
         usual_modes=("spmd", "multiprocess"),
         cpu_start_seconds=30,
         gpu_start_seconds=900,  # XLA compiles each step as a whole

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from dpcompare.config.frameworks import FRAMEWORKS
 
 DEFAULT_REPLICAS = 2
 """Replicas of a mode of several devices if they are simulated and no number was asked for: one would exchange
@@ -58,7 +60,7 @@ class Mode:
     unverifiable: str = ""
     """Why it cannot be compared with others as closely as `verify` does."""
     by_default: bool = True
-    """Whether `compare` takes it where no arms are named."""
+    """Whether `compare` takes it where no arms are named, if its framework is installed."""
     packages: tuple[str, ...] = ()
     """Import names that it needs in addition to those of its framework; the extra of dpcompare has the mode's name."""
 
@@ -113,7 +115,6 @@ def _under_coordinator(**fields: Any) -> Mode:
         multi_node=True,
         collective={"cpu": "gloo", "gpu": "nccl"},
         collective_in_process={"cpu": "in process"},
-        by_default=False,
         **fields,
     )
 
@@ -235,13 +236,11 @@ MODES: dict[tuple[str, str], Mode] = {
         target="jax.modes:SingleDevice",
         summary="one device, the baseline",
         multi_device=False,
-        by_default=False,
     ),
     ("jax", "spmd"): Mode(
         target="jax.modes:Spmd",
         summary="jax.shard_map over a mesh: one process drives the devices of one node",
         collective={"cpu": "in process", "gpu": "nccl"},
-        by_default=False,
     ),
     ("jax", "multiprocess"): _under_coordinator(
         target="jax.modes:MultiProcess",
@@ -252,22 +251,22 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="jax.jit over arrays with NamedSharding, where XLA adds the collectives: one process per node",
         sees_whole_batch=True,
         gradient_sync_separable=False,  # XLA decides where a step exchanges what
+        by_default=False,
     ),
 }
 
 
-def modes_by_default() -> list[tuple[str, str]]:
-    """(framework, mode) of the modes that `compare` takes where none is named."""
-    return [key for key, row in MODES.items() if row.by_default]
+def modes_by_default(frameworks: Collection[str] = tuple(FRAMEWORKS)) -> list[tuple[str, str]]:
+    """(framework, mode) of the modes of some frameworks that `compare` takes where none is named."""
+    return [key for key, row in MODES.items() if row.by_default and key[0] in frameworks]
 
 
 def frameworks_by_default() -> list[str]:
-    """Those of `modes_by_default`, which `setup` installs and without which `doctor` sees a problem."""
-    return list(dict.fromkeys(framework for framework, _ in modes_by_default()))
+    """Those that `setup` installs and without which `doctor` sees a problem; see also `Framework.is_optional`."""
+    return [framework for framework, row in FRAMEWORKS.items() if not row.is_optional]
 
 
 def modes_of_each_framework() -> list[tuple[str, str]]:
-    """(framework, mode) of what `verify` and `doctor` try of a framework: its modes by default, or all where it has
-    none of them because it is optional."""
-    with_defaults = frameworks_by_default()
-    return [key for key, row in MODES.items() if row.by_default or key[0] not in with_defaults]
+    """(framework, mode) of what `verify` and `doctor` try of a framework: its modes by default, or all of one that is
+    optional."""
+    return [key for key, row in MODES.items() if row.by_default or FRAMEWORKS[key[0]].is_optional]

@@ -70,6 +70,36 @@ def test_settings_of_a_user_change_no_layer(framework):
     assert layers["dropout"].settings["draws"] == 16
 
 
+NARROW = """
+import json, sys
+import jax
+from jax import numpy as jnp
+from dpcompare import Workload
+from dpcompare.backends.jax.model import build_model
+from dpcompare.backends.keras import compute_with
+
+compute_with("jax")
+model = build_model(Workload(model="nets:net", image_size=17, precision="bfloat16"), 10)
+tensors = {name: jnp.asarray(value) for name, value in model.init().items()}
+made = jax.make_jaxpr(lambda tensors, images: model.apply(tensors, images, None, training=True, axis_name=None))(
+    tensors, jnp.zeros((2, 17, 17, 3))
+)
+products = [each for each in made.eqns if each.primitive.name in ("conv_general_dilated", "dot_general")]
+print(json.dumps({
+    "kept": sorted({str(each.dtype) for each in tensors.values()}),
+    "products": [str(each.outvars[0].aval.dtype) for each in products],
+}))
+"""
+
+
+@pytest.mark.jax
+@pytest.mark.usefixtures("other_settings")
+def test_products_in_jax_are_in_bfloat16(elsewhere):
+    done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"kept": ["float32"], "products": ["bfloat16"] * 4}
+
+
 MODELS = """
 import keras
 import numpy as np

@@ -560,6 +560,7 @@ def test_every_mistake_in_a_study_file_is_named(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_by_default_every_mode_is_compared(tmp_path):
@@ -573,6 +574,9 @@ def test_by_default_every_mode_is_compared(tmp_path):
         "tensorflow single 1x1",
         "tensorflow mirrored 1x2",
         "tensorflow multiworker 2x1",
+        "jax single 1x1",
+        "jax spmd 1x2",
+        "jax multiprocess 2x1",
     ]
     outcomes = {(made["first"], made["second"]): made["outcome"] for made in done.json["claims"]}
     assert outcomes["torch ddp 2x1", "tensorflow multiworker 2x1"] == "too few rounds"

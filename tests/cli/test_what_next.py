@@ -4,7 +4,6 @@ import shlex
 
 import pytest
 
-from dpcompare.cli import next_commands as module
 from dpcompare.cli.compare import compare
 from dpcompare.cli.run import run
 from tests.support.command import invoke
@@ -20,7 +19,7 @@ def said_after(monkeypatch, *arguments, usable=True):
         return result("torch", "single").model_copy(update=made)
 
     monkeypatch.setattr("dpcompare.launch.run.run", pretend)
-    monkeypatch.setattr(module, "_is_usable", lambda framework, pythons: usable)
+    monkeypatch.setattr("dpcompare.backends.availability.is_usable", lambda framework, python: usable)
     done = invoke("run", *arguments, "--device", "cpu", "--run-dir", "runs/one")
     assert done.code == 0, done.stderr
     return done.stderr.splitlines()

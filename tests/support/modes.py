@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.config.modes import MODES
+from dpcompare.config.modes import MODES, frameworks_by_default, modes_by_default
 from tests.support.marks import with_mark
 
 
@@ -11,7 +11,10 @@ def marked(framework, mode, nodes, devices):
     return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
 
 
-def rows(*, by_default):
+USUAL = modes_by_default(frameworks_by_default())
+
+
+def rows(*, usual):
     """Every mode that runs on CPU devices, on two replicas; on one where it is asynchronous: its losses then vary."""
     return [
         marked(
@@ -21,10 +24,10 @@ def rows(*, by_default):
             2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
         )
         for (framework, mode), row in MODES.items()
-        if row.by_default == by_default and "cpu" in row.device_types
+        if ((framework, mode) in USUAL) == usual and "cpu" in row.device_types
     ]
 
 
-DEFAULT_MODES = rows(by_default=True)
-OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
+DEFAULT_MODES = rows(usual=True)
+OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(usual=False)]
 ALL_MODES = DEFAULT_MODES + OTHER_MODES

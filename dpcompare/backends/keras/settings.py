@@ -53,9 +53,9 @@ def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
     # If it was the factory that imported Keras, under other settings, it makes the model again.
     import keras
 
-    apply(framework, precision)
     if framework != "tensorflow":  # where it would take the graph that a strategy has entered
-        keras.backend.clear_session()
+        keras.backend.clear_session()  # forgets the types too
+    apply(framework, precision)
     return factory()
 
 
