@@ -29,7 +29,7 @@ from dpcompare.models.architectures import MODELS
 from dpcompare.system.type_names import FieldValue
 from stress.exact_resume import trained
 
-SIZES = {"vit-ti16": 32, "vgg16-narrow": 75, "resnet50-narrow": 75, "resnet18": 64}
+SIZES = {"vit-ti16": 32, "vit-narrow": 32, "vgg16-narrow": 75, "resnet50-narrow": 75, "resnet18": 64}
 """Model -> side of its images in pixels; an odd one pads otherwise than an even one. At 32 px BatchNorm would divide by
 the deviation of the four values that a micro-batch leaves at the end of ResNet-18, which multiplies rounding."""
 LARGEST = {"vit-s16": 32, "resnet50": 32, "vgg16": 32, "vit-b16": 32}

@@ -103,8 +103,12 @@ def _alone_where_asked(request: pytest.FixtureRequest, session_folder: Path) -> 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_environment(tmp_path_factory: pytest.TempPathFactory, session_folder: Path) -> Iterator[None]:
     """No setting of the caller's reaches a test, and no test writes into the caller's cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    # XLA compiles for longer than most tests run: what one process of the session has compiled, the others take.
+    (session_folder / "compiled").mkdir(exist_ok=True)
+    (cache / "compiled").symlink_to(session_folder / "compiled")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("DPCOMPARE_") or name in (
@@ -120,7 +124,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         # As Accelerate's own configurator writes it: no run may train in bfloat16 for that.
         patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-        patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DPCOMPARE_CACHE_DIR", str(cache))
         patch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path_factory.mktemp("environments")))
         patch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "")  # no test asks a host on the network
         # Another framework would start after the first round of every study; tests/contract/test_late_step.py has it.

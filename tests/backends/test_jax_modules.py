@@ -141,6 +141,7 @@ def elsewhere(tmp_path, monkeypatch):
     ],
     ids=["same", "shifted", "of equinox"],
 )
+@pytest.mark.usefixtures("warm")
 def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, asked, failed, shown):
     (elsewhere / "nets.py").write_text(NETS)
     checks = checks_of(f"nets:{model}", ("torch", "jax"), modes, **asked)

@@ -48,7 +48,7 @@ def other_settings(elsewhere, monkeypatch):
 @pytest.mark.tensorflow
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.usefixtures("other_settings")
+@pytest.mark.usefixtures("warm", "other_settings")
 def test_a_model_of_keras_is_the_same_in_all_frameworks():
     modes = (*("ddp", "dp", "fsdp"), "mirrored", *("spmd", "jit"))
     asked = {"batchnorm": "sync", "regularization": "shared"}
@@ -58,7 +58,7 @@ def test_a_model_of_keras_is_the_same_in_all_frameworks():
 
 
 @pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax")]
+    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "tensorflow", "jax")]
 )
 @pytest.mark.usefixtures("other_settings")
 def test_settings_of_a_user_change_no_layer(framework):

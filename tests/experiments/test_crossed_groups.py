@@ -193,6 +193,7 @@ def test_every_crossed_contender_can_be_run(monkeypatch):
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("number", range(13))
 def test_healthy_modes_pass_in_every_crossed_group(number):
     group = planned(("torch", "jax"))[number]

@@ -13,7 +13,7 @@ RESNET: Mapping[str, Any] = {"model": "resnet18", "image_size": 32, "steps": 3}
 BOTTLENECKS: Mapping[str, Any] = RESNET | {"model": "resnet50-narrow"}
 VGG: Mapping[str, Any] = {"model": "vgg16-narrow", "image_size": 64, "steps": 2}
 """With several positions to flatten."""
-VIT: Mapping[str, Any] = {"model": "vit-ti16", "image_size": 32, "steps": 3}
+VIT: Mapping[str, Any] = {"model": "vit-narrow", "image_size": 32, "steps": 3}
 
 
 def built_otherwise(change: str) -> str:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import jax
 from jax import numpy as jnp
 
 from dpcompare.models.layers.in_jax import Forward, Layers
-from dpcompare.models.vit.spec import BLOCKS, HEAD_WIDTH, LAYER_NORM_EPSILON, PATCH
+from dpcompare.models.vit.spec import HEAD_WIDTH, LAYER_NORM_EPSILON, PATCH, SIZES
 
 
 def build(name: str, image_size: int, num_classes: int) -> Forward:
     """From layers and normalised pixels to logits."""
-    return _vit
+    return partial(_vit, SIZES[name].blocks)
 
 
-def _vit(layers: Layers, images: jax.Array) -> jax.Array:
+def _vit(blocks: Sequence[str], layers: Layers, images: jax.Array) -> jax.Array:
     x = layers.convolution("patch_embed.proj", images, stride=PATCH, padding="VALID")
     rows, width = len(x), x.shape[-1]
     class_token = jnp.broadcast_to(layers.stored("cls_token"), (rows, 1, width))
     # In bfloat16 the tokens stay float32, as torch has them: only products are narrower.
     x = jnp.concatenate([class_token, x.reshape(rows, -1, width).astype(class_token.dtype)], axis=1)
     x = x + layers.stored("pos_embed")
-    for block in BLOCKS:
+    for block in blocks:
         attended = _attention(layers, f"{block}.attn", _normed(layers, f"{block}.norm1", x))
         x = x + layers.drop(f"{block}.drop_path1", attended)
         mixed = _mlp(layers, f"{block}.mlp", _normed(layers, f"{block}.norm2", x))

@@ -6,19 +6,20 @@ import keras
 
 from dpcompare.models.layers.in_tensorflow import Attention, ClassToken, Gelu, PositionEmbedding, type_of_tensors
 from dpcompare.models.spec import IMAGE_CHANNELS
-from dpcompare.models.vit.spec import BLOCKS, HEAD_WIDTH, LAYER_NORM_EPSILON, MLP_RATIO, PATCH, SIZES, drops, num_tokens
+from dpcompare.models.vit.spec import HEAD_WIDTH, LAYER_NORM_EPSILON, MLP_RATIO, PATCH, SIZES, drops, num_tokens
 from dpcompare.system.type_names import FrameworkArray
 
 
 def build(name: str, image_size: int, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
-    layers, width = keras.layers, SIZES[name].width
+    layers, size = keras.layers, SIZES[name]
+    width = size.width
     images = keras.Input((image_size, image_size, IMAGE_CHANNELS))
     x = layers.Conv2D(width, PATCH, strides=PATCH, name="patch_embed.proj")(images)
     x = layers.Reshape((num_tokens(image_size) - 1, width))(x)
     x = PositionEmbedding(name="pos_embed")(ClassToken(name="cls_token")(x))
-    rates = {drop.name: drop.rate for drop in drops()}
-    for block in BLOCKS:
+    rates = {drop.name: drop.rate for drop in drops(size)}
+    for block in size.blocks:
         for branch, drop in ((_attention, f"{block}.drop_path1"), (_mlp, f"{block}.drop_path2")):
             made = branch(x, block, width)
             if drop in rates:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, import_timm
-from dpcompare.models.vit.spec import MLP_RATIO, NUM_BLOCKS, PATCH, SIZES
+from dpcompare.models.vit.spec import MLP_RATIO, PATCH, SIZES
 from dpcompare.system.type_names import FrameworkModel
 
 DROP_PLACES: Mapping[str, str] = {}
@@ -25,7 +25,7 @@ def build(name: str, image_size: int, num_classes: int) -> nn.Module:
         patch_size=PATCH,
         num_classes=num_classes,
         embed_dim=size.width,
-        depth=NUM_BLOCKS,
+        depth=size.num_blocks,
         num_heads=size.num_heads,
         mlp_ratio=MLP_RATIO,
     )

@@ -1,4 +1,4 @@
-"""ViT-Ti/16, S/16 and B/16 (Dosovitskiy et al. 2021, Touvron et al. 2021): tensors with timm's names and shapes.
+"""ViT-Ti/16, S/16 and B/16 (Dosovitskiy et al. 2021, Touvron et al. 2021), and a narrow one: timm's names and shapes.
 
 Without BatchNorm, so that N replicas compute what one device does.
 """
@@ -13,7 +13,6 @@ from dpcompare.models.spec import IMAGE_CHANNELS, Drop, ModelSpec, Shape, biased
 PATCH = 16
 """Pixels on a side of a patch, which becomes a token."""
 NATIVE_IMAGE_SIZE = 224
-NUM_BLOCKS = 12
 HEAD_WIDTH = 64
 """Features of each head of attention."""
 MLP_RATIO = 4
@@ -21,7 +20,6 @@ LAYER_NORM_EPSILON = 1e-6
 """Of the reference code, which timm follows; torch's own default is 1e-5, Keras's 1e-3."""
 STOCHASTIC_DEPTH_RATE = 0.1
 """Of the last block, towards which the others rise from 0 (Touvron et al. 2021, table 9)."""
-BLOCKS = tuple(f"blocks.{index}" for index in range(NUM_BLOCKS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,13 @@ class Size:
     """What the models differ in."""
 
     width: int
-    published: str
+    num_blocks: int = 12
+    published: str | None = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(f"blocks.{index}" for index in range(self.num_blocks))
 
     @property
     def num_heads(self) -> int:
@@ -41,6 +45,7 @@ SIZES = {
     "vit-ti16": Size(width=192, published="deit_tiny_patch16_224.fb_in1k"),
     "vit-s16": Size(width=384, published="deit_small_patch16_224.fb_in1k"),
     "vit-b16": Size(width=768, published="deit_base_patch16_224.fb_in1k"),
+    "vit-narrow": Size(width=2 * HEAD_WIDTH, num_blocks=3),
 }
 
 
@@ -49,11 +54,12 @@ def num_tokens(image_size: int) -> int:
     return (image_size // PATCH) ** 2 + 1
 
 
-def _shapes(width: int, image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
+def _shapes(size: Size, image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
+    width = size.width
     yield "cls_token", (1, 1, width)
     yield "pos_embed", (1, num_tokens(image_size), width)
     yield from biased("patch_embed.proj", (width, IMAGE_CHANNELS, PATCH, PATCH))
-    for block in BLOCKS:
+    for block in size.blocks:
         yield from _layer_norm(f"{block}.norm1", width)
         yield from biased(f"{block}.attn.qkv", (3 * width, width))
         yield from biased(f"{block}.attn.proj", (width, width))
@@ -69,19 +75,19 @@ def _layer_norm(prefix: str, width: int) -> Iterator[tuple[str, Shape]]:
     yield f"{prefix}.bias", (width,)
 
 
-def _positions(image_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _positions(size: Size, image_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
     tokens = num_tokens(image_size)
     yield "patch_embed.proj", (image_size**2, tokens - 1)
-    for block in BLOCKS:
+    for block in size.blocks:
         layers = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
         yield from ((f"{block}.{layer}", (tokens, tokens)) for layer in layers)
     yield from (("norm", (tokens, tokens)), ("head", (1, 1)))
 
 
-def drops() -> Iterator[Drop]:
+def drops(size: Size) -> Iterator[Drop]:
     """Stochastic depth of both branches of every block; that of the first one has rate 0."""
-    for index, block in enumerate(BLOCKS[1:], start=1):
-        rate = STOCHASTIC_DEPTH_RATE * index / (NUM_BLOCKS - 1)
+    for index, block in enumerate(size.blocks[1:], start=1):
+        rate = STOCHASTIC_DEPTH_RATE * index / (size.num_blocks - 1)
         yield from (Drop(name=f"{block}.drop_path{n}", kind="stochastic depth", rate=rate) for n in (1, 2))
 
 
@@ -93,13 +99,13 @@ def _row(size: Size) -> ModelSpec:
         multiple_of=PATCH,
         native_image_size=NATIVE_IMAGE_SIZE,
         initial_values="vit",
-        shapes=lambda image_size, num_classes: dict(_shapes(size.width, image_size, num_classes)),
-        layers=(("cls_token", "pos_embed", "patch_embed"), *((block,) for block in BLOCKS), ("norm", "head")),
-        drops=tuple(drops()),
-        positions=lambda image_size: dict(_positions(image_size)),
-        attention=lambda image_size: {f"{block}.attn": (num_tokens(image_size), size.width) for block in BLOCKS},
+        shapes=lambda image_size, num_classes: dict(_shapes(size, image_size, num_classes)),
+        layers=(("cls_token", "pos_embed", "patch_embed"), *((block,) for block in size.blocks), ("norm", "head")),
+        drops=tuple(drops(size)),
+        positions=lambda image_size: dict(_positions(size, image_size)),
+        attention=lambda image_size: {f"{block}.attn": (num_tokens(image_size), size.width) for block in size.blocks},
         published=size.published,
-        published_image_size=NATIVE_IMAGE_SIZE,
+        published_image_size=NATIVE_IMAGE_SIZE if size.published else None,
     )
 
 
