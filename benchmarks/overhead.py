@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.evidence import Keeper, Spread, extremes, number, spread, table, text
-from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.config.modes import MODES, USUAL_MODES
 from dpcompare.launch.plan import INHERITED_TO_DROP, KEPT_MEMORY
 from dpcompare.system.ports import free_ports
 
@@ -252,7 +252,7 @@ def main() -> None:
     arguments = parser.parse_args()
     options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
     options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else USUAL_MODES
     loops = {loop for framework, mode in modes for loop in BARE[framework][mode]}
     if unknown := set(arguments.without) - loops:
         parser.error(f"--without: received {', '.join(unknown)}; expected some of {', '.join(sorted(loops))}")

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from benchmarks.evidence import Keeper, Table, extremes, number, shown, spread, table, text
 from benchmarks.overhead import devices_of
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.config.modes import MODES, USUAL_MODES
 from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
 from dpcompare.launch.run import prepare_run
 from dpcompare.results.result import RunResult
@@ -135,9 +135,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     keeper = Keeper(parser, "benchmarks.start")
     arguments = parser.parse_args()
-    modes = (
-        [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else modes_by_default()
-    )
+    modes = [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else USUAL_MODES
     helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
     nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
     found = measured(modes, arguments.rounds, random.Random(arguments.seed))

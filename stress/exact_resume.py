@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Keeper, Status, Table, number, table, text
-from dpcompare.config.modes import modes_by_default
+from dpcompare.config.modes import USUAL_MODES
 from dpcompare.results.checkpoint import decode
 from dpcompare.results.run_dir import checkpoint_paths
 from dpcompare.system.terminal_text import pluralize
@@ -230,7 +230,7 @@ def chain_of(arguments: argparse.Namespace) -> list[int]:
 def every_step(arguments: argparse.Namespace, chain: list[int]) -> Iterator[Resumed]:
     """Each mode, killed at each step and in a chain."""
     kills = [*([step] for step in range(1, arguments.steps)), chain]
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else USUAL_MODES
     for framework, mode in modes:
         expected = undisturbed(framework, mode, arguments.steps)
         are_equal = []

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evidence import Keeper, Status, Table, commit, number, table, text
-from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.config.modes import MODES, USUAL_MODES
 from dpcompare.system.network_namespace import leave_the_network
 from dpcompare.system.processes import die_with_parent
 from stress.faults import FAULTS
@@ -199,7 +199,7 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 def order_of_trials(arguments: argparse.Namespace, generator: random.Random) -> list[tuple[str, str, str]]:
     """Fault, framework and mode of each trial: every combination equally often, in random order."""
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else USUAL_MODES
     cells = [
         (name, framework, mode)
         for name in arguments.fault or ALL_FAULTS

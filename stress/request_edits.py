@@ -152,6 +152,7 @@ NUMPY_FRAMEWORK = """FRAMEWORKS: dict[str, Framework] = {
         variables=("NUMPY_",),
         count_gpus="print(0)",
         tested_versions={"numpy": ("2.4",)},
+        is_optional=True,
         usual_modes=("single", "single"),
         cpu_start_seconds=1,
         gpu_start_seconds=60,

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks.evidence import Keeper, Status
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
-from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.config.modes import MODES, USUAL_MODES
 from dpcompare.config.run import PreparedRun
 from dpcompare.results.checkpoint import load_checkpoint, training_id
 from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrained, read_events
@@ -175,7 +175,7 @@ class Soaked:
 
 def soak_once(number: int, seed: int, folder: Path) -> Soaked:
     """The run of that number, whatever was run before."""
-    framework, mode = modes_by_default()[number % len(modes_by_default())]
+    framework, mode = USUAL_MODES[number % len(USUAL_MODES)]
     alone(framework, mode)  # what it leaves in memory is no leak of this run
     counts, before = Counter[str](), left_behind()
     run_dir = folder / "runs" / f"{number}"
@@ -259,7 +259,7 @@ def sentence_on(soaked: Sequence[Soaked]) -> str:
     figures = figures_of(soaked)
     return (
         f"{figures['runs']} runs in {pluralize(len({each.parent for each in soaked}), 'parent')} over "
-        f"{len(modes_by_default())} modes, {figures['killed']} with a process killed, "
+        f"{len(USUAL_MODES)} modes, {figures['killed']} with a process killed, "
         f"{figures['interrupted']} interrupted, {figures['resumed']} resumed. "
         "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "
         f"losses, growth): {figures['problems']}. Growth of each parent after its first {SETTLED_AFTER} runs: "

@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dpcompare.backends.availability import require_mode
-from dpcompare.backends.keras import compute_with
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.errors import RequestError, did_you_mean
@@ -45,7 +44,6 @@ def load_backend(framework: str, mode: str, own: str | None = None) -> type[Back
     """
     row = known_mode(framework, mode)
     require_mode(framework, mode)
-    compute_with(framework)
     if own is not None:
         return _own_backend(own, framework)
     module, name = row.target.split(":")

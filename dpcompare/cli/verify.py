@@ -34,7 +34,7 @@ from dpcompare.cli.output import (
     stdout_console,
 )
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
+from dpcompare.config.modes import MODES, USUAL_MODES, frameworks_by_default, modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.type_names import FieldValue
@@ -188,7 +188,7 @@ def plan_asked_for(
         against=against,
         interpreters=interpreters(python),
         environments=_environments(env),
-        seldom=[key for key, row in MODES.items() if not row.by_default] if modes is None and not quick else [],
+        seldom=[key for key in MODES if key not in USUAL_MODES] if modes is None and not quick else [],
     )
     if quick and frameworks is None and modes is None and (others := _beyond_quick(plan.interpreters)):
         plan.left_out.append(

@@ -266,6 +266,10 @@ def frameworks_by_default() -> list[str]:
     return [framework for framework, row in FRAMEWORKS.items() if not row.is_optional]
 
 
+USUAL_MODES = modes_by_default(frameworks_by_default())
+"""Those that `compare` takes wherever `setup` was run."""
+
+
 def modes_of_each_framework() -> list[tuple[str, str]]:
     """(framework, mode) of what `verify` and `doctor` try of a framework: its modes by default, or all of one that is
     optional."""

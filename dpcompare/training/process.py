@@ -19,6 +19,7 @@ import PIL
 from dpcompare._version import __version__
 from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend, Inspectable, require_planned
+from dpcompare.backends.keras import compute_with
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
@@ -80,6 +81,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     try:
         bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
         observer = Observer(config)
+        compute_with(config.framework)
         backend = load_backend(config.framework, config.mode, config.backend)(config)
         backend.setup()
         require_planned(backend, process_rank)

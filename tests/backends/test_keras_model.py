@@ -8,6 +8,7 @@ import pytest
 
 from dpcompare.backends.custom_model import described_layers
 from tests.support.custom import checks_of
+from tests.support.marks import KERAS, in_each_framework_of_keras
 
 NETS = """
 import keras
@@ -25,6 +26,12 @@ def net(image_size, num_classes):
     return keras.Model(images, layers.Dense(num_classes)(layers.LayerNormalization()(x)))
 
 everywhere = CustomModel(keras=net)
+
+def own_statistics(image_size, num_classes):
+    layers = keras.layers
+    images = keras.Input((image_size, image_size, 3))
+    x = layers.BatchNormalization(scale=False)(layers.Conv2D(4, 3, activation="gelu")(images))
+    return keras.Model(images, layers.Dense(num_classes)(layers.Flatten()(layers.MaxPooling2D()(x))))
 """
 
 
@@ -50,16 +57,25 @@ def other_settings(elsewhere, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "other_settings")
 def test_a_model_of_keras_is_the_same_in_all_frameworks():
-    modes = (*("ddp", "dp", "fsdp"), "mirrored", *("spmd", "jit"))
+    modes = (*("ddp", "dp", "fsdp"), "mirrored", *("multiprocess", "jit"))
     asked = {"batchnorm": "sync", "regularization": "shared"}
     checks = checks_of("nets:everywhere", ("torch", "tensorflow", "jax"), modes, replicas=2, **asked)
     assert [check for check in checks if not check.passed] == []
     assert {"evaluation logits", "gradient", "regularization", "BatchNorm statistics"} <= {each.name for each in checks}
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "tensorflow", "jax")]
-)
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_batchnorm_of_each_replica_is_the_same_too(elsewhere):
+    checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("ddp", "mirrored", "spmd"), replicas=2)
+    assert [check for check in checks if not check.passed] == []
+    assert "BatchNorm statistics" in {check.name for check in checks}
+
+
+@pytest.mark.parametrize("framework", in_each_framework_of_keras())
 @pytest.mark.usefixtures("other_settings")
 def test_settings_of_a_user_change_no_layer(framework):
     layers = {layer.name: layer for layer in described_layers("nets:everywhere", framework, sys.executable, 17, 10)}
@@ -93,6 +109,7 @@ print(json.dumps({
 
 
 @pytest.mark.jax
+@KERAS
 @pytest.mark.usefixtures("other_settings")
 def test_products_in_jax_are_in_bfloat16(elsewhere):
     done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
@@ -126,9 +143,34 @@ class Subclass(keras.Model):
     def call(self, images):
         return self.last(layers.Flatten()(images))
 
+class OwnDropout(layers.Dropout):
+    def call(self, inputs, training=False):
+        return 2 * super().call(inputs, training=training)
+
+class OwnNorm(layers.BatchNormalization):
+    pass
+
+class Composed(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.drop = layers.Dropout(0.5)
+
+    def call(self, x):
+        return self.drop(x)
+
+class Noisy(layers.Layer):
+    def call(self, x):
+        return x + keras.random.normal(x.shape[1:])
+
 frozen = of(layers.Dense(3, trainable=False, name="still"))
 noisy = of(layers.GaussianNoise(0.1))
+unseeded = of(Noisy())
+own_dropout = of(OwnDropout(0.5))
+own_norm = of(OwnNorm())
+composed = of(Composed())
+normalization = of(layers.Normalization())
 on_the_host = of(OnTheHost())
+taken = of(layers.Dense(3, name="training"))
 nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
 no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
 """
@@ -150,20 +192,28 @@ print(json.dumps(found))
 """
 
 REFUSED = {
-    "frozen": "has layers with trainable=False, of the tensors still.weight, still.bias; expected layers that are",
+    "frozen": "has the layer still with trainable=False; expected layers that are trained",
+    "own_dropout": "has the layer own_dropout of its own class OwnDropout; expected Keras's class, without changes",
+    "own_norm": "has the layer own_norm of its own class OwnNorm; expected Keras's class, without changes",
+    "composed": "has layers inside its layer composed (Composed); expected layers that are not made of others",
+    "normalization": "has the tensor normalization.mean, which is not trained; expected no others than BatchNorm's",
     "noisy": "draws random numbers in gaussian_noise (GaussianNoise); expected layers of Dropout alone to do so",
     "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
-    "nested": "expected layers that are no models and hold each kind of tensor once",
+    "nested": "has layers inside its layer sequential (Sequential); expected layers that are not made of others",
     "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
 }
-OF_TORCH = {"on_the_host": "in torch; expected layers that compute with keras.ops alone, not with functions of"}
+OF_TORCH = {
+    "unseeded": "draws random numbers in training outside its layers of dropout; expected keras.layers.Dropout",
+    "taken": "has layers called training, as torch's modules call something else; expected other names",
+    "on_the_host": "in torch; expected layers that compute with keras.ops alone, not with functions of",
+}
 
 
 @pytest.mark.parametrize(
     ("framework", "refused"),
     [
-        pytest.param("torch", REFUSED | OF_TORCH, marks=pytest.mark.torch),
-        pytest.param("jax", REFUSED, marks=pytest.mark.jax),
+        pytest.param("torch", REFUSED | OF_TORCH, marks=[pytest.mark.torch, KERAS]),
+        pytest.param("jax", REFUSED, marks=[pytest.mark.jax, KERAS]),
     ],
 )
 def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, refused):

@@ -12,7 +12,7 @@ from dpcompare.backends.cuda_wheels import gpus_seen
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.modes import frameworks_by_default, modes_by_default
+from dpcompare.config.modes import USUAL_MODES, modes_by_default
 from dpcompare.launch import doctor as diagnosis
 from dpcompare.launch.doctor import judge_versions
 from tests.conftest import NVIDIA_SMI
@@ -164,12 +164,12 @@ def test_a_framework_that_nobody_asked_for_is_missed_by_nobody(monkeypatch):
     monkeypatch.setattr(diagnosis, "trial", lambda framework, mode, *rest, **named: tried.append((framework, mode)))
     findings = [found for found in diagnosis.diagnose({}, device="cpu", trials=True) if found]
     assert [found.status for found in findings if found.name in FRAMEWORKS] == ["ok", "ok", "note"]
-    assert tried == modes_by_default(frameworks_by_default())
+    assert tried == USUAL_MODES
 
     tried.clear()
     list(diagnosis.diagnose({"jax": "/envs/jax/bin/python"}, device="cpu", trials=True))
     assert tried == [
-        *modes_by_default(frameworks_by_default()),
+        *USUAL_MODES,
         *(("jax", mode) for mode in ("single", "spmd", "multiprocess", "jit")),
     ]
 

@@ -10,6 +10,7 @@ from dpcompare.cli.next_commands import _counterpart
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import custom_model
 from tests.support.command import invoke
+from tests.support.marks import in_each_framework_of_keras
 
 
 @pytest.mark.torch
@@ -20,9 +21,7 @@ def test_a_model_of_a_library_of_torch_is_taken_by_its_name(library, head):
     assert (layers[-1].name, layers[-1].tensors) == (head, {"weight": (4, 512), "bias": (4,)})
 
 
-@pytest.mark.parametrize(
-    "framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "tensorflow", "jax")]
-)
+@pytest.mark.parametrize("framework", in_each_framework_of_keras())
 def test_a_model_of_keras_is_taken_by_its_name(framework):
     layers = described_layers("keras:MobileNet", framework, sys.executable, 32, 4)
     assert layers[0].tensors == {"weight": (32, 3, 3, 3)}

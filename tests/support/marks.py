@@ -21,3 +21,11 @@ def with_cuda_build() -> list[pytest.MarkDecorator]:
 
 
 CPU_BUILD = "this torch is a build for CPUs, without the C functions of CUDA"
+
+KERAS = pytest.mark.skipif(find_spec("keras") is None, reason="keras not installed (extra keras)")
+"""For tests that need Keras and not TensorFlow."""
+
+
+def in_each_framework_of_keras() -> list[Any]:
+    """The frameworks that Keras computes with, as parameters."""
+    return [pytest.param(name, marks=[getattr(pytest.mark, name), KERAS]) for name in ("torch", "tensorflow", "jax")]

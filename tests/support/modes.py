@@ -2,16 +2,13 @@
 
 import pytest
 
-from dpcompare.config.modes import MODES, frameworks_by_default, modes_by_default
+from dpcompare.config.modes import MODES, USUAL_MODES
 from tests.support.marks import with_mark
 
 
 def marked(framework, mode, nodes, devices):
     name = f"{framework}-{mode}-{nodes}x{devices}"
     return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
-
-
-USUAL = modes_by_default(frameworks_by_default())
 
 
 def rows(*, usual):
@@ -24,7 +21,7 @@ def rows(*, usual):
             2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
         )
         for (framework, mode), row in MODES.items()
-        if ((framework, mode) in USUAL) == usual and "cpu" in row.device_types
+        if ((framework, mode) in USUAL_MODES) == usual and "cpu" in row.device_types
     ]
 
 

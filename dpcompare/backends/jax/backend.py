@@ -52,7 +52,7 @@ class JaxBackend(Inspectable):
     every replica computes it with its own rows; see `backends.jax.jit` for the other way.
     """
 
-    packages = ("jax", "jaxlib")
+    packages = ("jax", "jaxlib", "flax", "equinox", "keras")
     of_step: ClassVar[PartitionSpec] = SHARDED
     """The partition of what each step has for itself, such as the statistics of BatchNorm."""
 

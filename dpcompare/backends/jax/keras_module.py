@@ -17,18 +17,10 @@ from dpcompare.models.layers.in_jax import Tensors
 class KerasModule:
     """The pair `init` and `apply` of a model."""
 
-    def __init__(self, name: str, model: keras.Model) -> None:
-        """Read a model.
-
-        Args:
-            name: of the custom model, for errors.
-            model: of `with_neutral_names`; it is used up.
-
-        Raises:
-            RequestError: as `KerasFunction` does.
-        """
-        self._function = KerasFunction(model, name)
-        self._initial = self._function.take_initial()
+    def __init__(self, model: keras.Model) -> None:
+        """Read a model: one of `with_neutral_names`, which is used up."""
+        self._function = KerasFunction(model)
+        self._initial = self._function.initial()
         for variable in self._function.variables:  # they would count as memory of the training
             variable.value.delete()
 

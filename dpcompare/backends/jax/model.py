@@ -22,7 +22,7 @@ from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.layer_matching import FLAX, NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
-from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, channels_first
+from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, Shape, channels_first
 from dpcompare.models.state import is_statistic
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FrameworkModel
@@ -183,17 +183,23 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
     return Pair(init, lambda *arrays, drop, **options: function(*arrays, **options))
 
 
+def _pair_of_keras(model: Any) -> Pair:
+    """The functions of a model of `with_neutral_names`."""
+    from dpcompare.backends.jax.keras_module import KerasModule
+
+    module = KerasModule(model)
+    return Pair(module.init, module.apply, computes_in_bfloat16=True)
+
+
 def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], precision: str) -> Model:
     """A custom model, whose tensors have the names of their twins in torch."""
     custom = custom_model(name)
     made = _made(custom, image_size, num_classes, precision)
     if is_keras(made):
         # Imported here: Keras is there, since the model is of it.
-        from dpcompare.backends.jax.keras_module import KerasModule
         from dpcompare.backends.keras.model import with_neutral_names
 
-        of_keras = KerasModule(name, with_neutral_names(made, name, custom, "jax", image_size))
-        pair = Pair(of_keras.init, of_keras.apply, computes_in_bfloat16=True)
+        pair = _pair_of_keras(with_neutral_names(made, name, custom, "jax", image_size))
     else:
         pair = _pair(made, name)
 
@@ -258,14 +264,37 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     custom = custom_model(name)
     if is_keras(made := _made(custom, image_size, num_classes, "float32")):
         from dpcompare.backends.keras.function import described
+        from dpcompare.backends.keras.model import with_neutral_names
 
-        return described(made, name, custom, "jax", image_size, num_classes)
-    init, function, settings, _ = _pair(made, name)
-    tensors = {key: jnp.asarray(value, jnp.float32) for key, value in init().items()}
+        named = with_neutral_names(made, name, custom, "jax", image_size)
+        layers = described(named, name, "jax", image_size, num_classes)
+        _tried(_pair_of_keras(named), name, image_size, num_classes)
+        return layers
+    pair = _pair(made, name)
+    tensors, drops = _tried(pair, name, image_size, num_classes)
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, shape in tensors.items():
+        layer, _, kind = key.rpartition(".")
+        shapes.setdefault(layer, {})[kind] = shape
+    written_in = FLAX if pair.settings else ""
+    with_tensors = (
+        Layer(name=layer, tensors=of_layer, settings=pair.settings.get(layer, {}), written_in=written_in)
+        for layer, of_layer in shapes.items()
+    )
+    return [*with_tensors, *drops]
+
+
+def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[dict[str, Shape], list[Layer]]:
+    """The shapes of a custom model's tensors, and what it drops, of two images.
+
+    Raises:
+        RequestError: it gives something else than logits and running statistics.
+    """
+    tensors = {key: jnp.asarray(value, jnp.float32) for key, value in pair.init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
     for training in (False, True):
         drop = Dropping()
-        logits, made = function(tensors, images, training=training, axis_name=None, drop=drop)
+        logits, made = pair.apply(tensors, images, training=training, axis_name=None, drop=drop)
         if logits.shape != (2, num_classes):
             raise RequestError(
                 f"model: {name!r} gives {logits.shape} for 2 images in jax; expected logits (2, {num_classes})"
@@ -275,12 +304,4 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
             f"model: {name!r} gives no new {', '.join(missing)} in training in jax; expected apply to return logits "
             "and a dict that holds them"
         )
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for key, tensor in tensors.items():
-        layer, _, kind = key.rpartition(".")
-        shapes.setdefault(layer, {})[kind] = tuple(tensor.shape)
-    layers = (
-        Layer(name=layer, tensors=of_layer, settings=settings.get(layer, {}), written_in=FLAX if settings else "")
-        for layer, of_layer in shapes.items()
-    )
-    return [*layers, *drop.layers]
+    return {key: tuple(tensor.shape) for key, tensor in tensors.items()}, drop.layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,10 +15,8 @@ from dpcompare.backends.keras.model import (
     layers_of,
     mapped_variables,
     settings_of,
-    with_neutral_names,
 )
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import CustomModel
 from dpcompare.models.layer_matching import Layer
 from dpcompare.models.state import is_statistic
 from dpcompare.system.type_names import Array, FrameworkArray
@@ -57,17 +55,13 @@ class KerasFunction:
     BatchNorm and dropout become layers that replicas share: Keras itself knows neither in torch or in JAX.
     """
 
-    def __init__(self, model: keras.Model, name: str) -> None:
+    def __init__(self, model: keras.Model) -> None:
         """Read a model.
 
         Args:
-            model: of `with_neutral_names`; its layers of BatchNorm and dropout are replaced.
-            name: of the custom model, for errors.
-
-        Raises:
-            RequestError: some of its tensors are not trained, or it draws random numbers outside layers of dropout.
+            model: of `with_neutral_names`, in which `described` found nothing that cannot be; its layers of BatchNorm
+                and dropout are replaced.
         """
-        _require_function(model, name)
         self._mapped = {mapped.name: mapped for mapped in mapped_variables(model)}
         self._named = {id(mapped.variable): mapped for mapped in self._mapped.values()}
         self.dropouts: list[str] = []
@@ -83,7 +77,7 @@ class KerasFunction:
         self._model = keras.Model(model.inputs, model.outputs)
         self._with_features = keras.Model(model.inputs, [*model.outputs, *features.values()])
 
-    def take_initial(self) -> dict[str, Array]:
+    def initial(self) -> dict[str, Array]:
         """Name -> value of every tensor that the model was made with, in the order of its layers."""
         return {name: mapped.on_host(mapped.variable) for name, mapped in self._mapped.items()}
 
@@ -125,7 +119,7 @@ class KerasFunction:
             outputs, updated = model.stateless_call(
                 [value(variable) for variable in model.trainable_variables],
                 [value(variable) for variable in others],
-                images,
+                [images],
                 training=training,
             )
         finally:
@@ -139,44 +133,46 @@ class KerasFunction:
         return Computed(outputs[0], statistics, dict(zip(self._features, outputs[1:], strict=False)))
 
 
-def described(
-    model: Any, name: str, custom: CustomModel, framework: str, image_size: int, num_classes: int
-) -> list[Layer]:
-    """The layers of a custom model whose factory has made a model of Keras, which is used up.
+def described(model: keras.Model, name: str, framework: str, image_size: int, num_classes: int) -> list[Layer]:
+    """The layers of a custom model, whose values are changed.
 
     Args:
-        model: just made.
+        model: of `with_neutral_names`.
         name: of the custom model, for errors.
-        custom: the custom model.
         framework: that Keras computes with.
         image_size: in pixels.
         num_classes: of the dataset.
 
     Raises:
-        RequestError: as `with_neutral_names`, `layers_of` and `KerasFunction` do.
+        RequestError: as `layers_of` does, or it is no function of its tensors and of what the host has drawn.
     """
-    named = with_neutral_names(model, name, custom, framework, image_size)
-    _require_function(named, name)
-    return layers_of(named, name, framework, image_size, num_classes)
-
-
-def _require_function(model: keras.Model, name: str) -> None:
-    """Raise RequestError if some of a model's tensors are not trained, or it draws random numbers outside dropout."""
-    if frozen := [
-        mapped.name
-        for mapped in mapped_variables(model)
-        if not (mapped.variable.trainable or is_statistic(mapped.name))
-    ]:
+    for problem in _problems(model):
+        raise RequestError(f"model: {name!r} {problem}")
+    layers = layers_of(model, name, framework, image_size, num_classes)
+    if any(layer.settings.get("random") for layer in layers):
         raise RequestError(
-            f"model: {name!r} has layers with trainable=False, of the tensors {', '.join(frozen)}; expected layers "
-            "that are trained"
+            f"model: {name!r} draws random numbers in training outside its layers of dropout; expected keras.layers."
+            "Dropout or SpatialDropout2D alone to do so"
         )
+    return layers
+
+
+def _problems(model: keras.Model) -> Iterator[str]:
+    """What a model has that `KerasFunction` could not give back to it, with what is expected."""
+    shared = (keras.layers.Dropout, keras.layers.BatchNormalization)
     for layer in model.layers:
-        if getattr(layer, "seed_generator", None) is not None and not isinstance(layer, keras.layers.Dropout):
-            raise RequestError(
-                f"model: {name!r} draws random numbers in {layer.name} ({type(layer).__name__}); expected layers of "
-                "Dropout alone to do so"
-            )
+        kind = type(layer).__name__
+        if isinstance(layer, shared) and not type(layer).__module__.startswith("keras."):
+            yield f"has the layer {layer.name} of its own class {kind}; expected Keras's class, without changes"
+        elif any(inner.variables for inner in layer._flatten_layers(include_self=False)):
+            yield f"has layers inside its layer {layer.name} ({kind}); expected layers that are not made of others"
+        elif len(layer.variables) > len(layer.weights) and not isinstance(layer, keras.layers.Dropout):
+            yield f"draws random numbers in {layer.name} ({kind}); expected layers of Dropout alone to do so"
+        elif not layer.trainable and layer.weights:
+            yield f"has the layer {layer.name} with trainable=False; expected layers that are trained"
+    for mapped in mapped_variables(model):
+        if not (mapped.variable.trainable or is_statistic(mapped.name)):
+            yield f"has the tensor {mapped.name}, which is not trained; expected no others than BatchNorm's statistics"
 
 
 class SharedDropout(keras.layers.Layer):
@@ -192,11 +188,11 @@ class SharedDropout(keras.layers.Layer):
         layer.__class__ = SharedDropout
         layer._name_in_masks, layer._draws = name, draws
 
-    def call(self, features: FrameworkArray, training: bool = False) -> FrameworkArray:
+    def call(self, inputs: FrameworkArray, training: bool = False) -> FrameworkArray:
         drop = _CALL.get().drop
         if drop is None or not training:
-            return features
-        return drop(self._name_in_masks, features, self.rate, draws=self._draws)
+            return inputs
+        return drop(self._name_in_masks, inputs, self.rate, draws=self._draws)
 
 
 class SharedBatchNorm(keras.layers.BatchNormalization):

@@ -43,18 +43,21 @@ def apply(framework: str, precision: str) -> None:
 
 
 def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
-    """What a factory makes; a model of Keras under the settings of `apply`, and with names that Keras counts from 0.
+    """What a factory makes; a model of Keras under the settings of `apply`.
 
     Raises:
         RequestError: as `apply` does.
     """
-    if "keras" not in sys.modules and not is_keras(made := factory()):
-        return made
-    # If it was the factory that imported Keras, under other settings, it makes the model again.
+    imported = sys.modules.get("keras")
+    if imported is None or imported.backend.backend() != framework:
+        made = factory()
+        if not is_keras(made):
+            return made
+        # The factory was what imported Keras: it makes the model again.
     import keras
 
     if framework != "tensorflow":  # where it would take the graph that a strategy has entered
-        keras.backend.clear_session()  # forgets the types too
+        keras.backend.clear_session()  # so that names are counted from 0; it forgets the types too
     apply(framework, precision)
     return factory()
 

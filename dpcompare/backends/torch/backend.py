@@ -20,11 +20,12 @@ from torch.nn.attention import SDPBackend
 from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import NOT_KNOWN, PRODUCTS, Description, switched
-from dpcompare.backends.torch.batchnorm import OwnBatchNorms, RunningVariance, synchronize_batch_norms
+from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import build_model
 from dpcompare.backends.torch.optimizer import Kernel, RuledUpdates, build_optimizer, custom_optimizer, load_slots
+from dpcompare.backends.torch.own_batch_norms import OwnBatchNorms
 from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.torch.precision import Precision
 from dpcompare.backends.update_rules import UpdateRules
@@ -46,7 +47,7 @@ MOST_ENDS_KEPT = 10_000
 class TorchBackend(Inspectable):
     """One process that trains on `device`; `parallel` makes and connects the replicas, differently in each mode."""
 
-    packages: ClassVar[tuple[str, ...]] = ("torch", "timm")
+    packages: ClassVar[tuple[str, ...]] = ("torch", "timm", "keras")
 
     parallelism: ClassVar[type[Parallel]] = Parallel
     """How the mode makes and connects its replicas."""
@@ -158,7 +159,9 @@ class TorchBackend(Inspectable):
 
     @property
     def _compile_mode(self) -> str | None:
-        """None where nothing is compiled."""
+        """None where nothing is compiled, as of a model of Keras: its calls break torch's graphs at every layer."""
+        if isinstance(self.model, OwnBatchNorms):
+            return None
         return COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
 
     @property
@@ -435,13 +438,13 @@ class TorchBackend(Inspectable):
 
         A model whose step changes its buffers, as BatchNorm does, may get no CUDA graph (pytorch#139207).
         """
+        asked = self.config.tuning.get("compilation", "none")
         if self._compile_mode is None:
-            return {}
+            return {} if asked == "none" else {"compilation": f"none ({asked} compiles no models of Keras)"}
         counters = torch._dynamo.utils.counters
         left_out = {
             "CUDA graphs skipped": counters["inductor"]["cudagraph_skips"],
             "graph breaks": sum(counters["graph_break"].values()),
         }
         reasons = ", ".join(f"{name}: {count}" for name, count in left_out.items() if count)
-        asked = self.config.tuning["compilation"]
         return {"compilation": f"{asked} ({reasons})" if reasons else asked}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dpcompare.backends.torch.model import BatchNorm, batch_norms
+from dpcompare.backends.torch.own_batch_norms import OwnBatchNorms
 
 
 class RunningVariance:
@@ -143,13 +144,6 @@ class GlobalBatchNorm(nn.Module):
         sums = torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))])
         mean, mean_of_squares = (self._all_reduce_sum(sums) / (x.numel() // x.shape[1] * self._num_replicas)).chunk(2)
         return mean, mean_of_squares - mean * mean
-
-
-class OwnBatchNorms(nn.Module):
-    """A model whose layers of BatchNorm are not torch's."""
-
-    mean_over_replicas: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """How they take the mean of moments, differentiably; None: each replica has statistics of its own."""
 
 
 def synchronize_batch_norms(model: nn.Module, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpcompare.backends.keras.function import Call, KerasFunction
-from dpcompare.backends.torch.batchnorm import OwnBatchNorms
+from dpcompare.backends.torch.own_batch_norms import OwnBatchNorms
 from dpcompare.errors import RequestError
 from dpcompare.models.dropout_matching import images_to_try
 from dpcompare.models.state import is_statistic
@@ -40,11 +40,16 @@ class KerasModule(OwnBatchNorms):
             name: of the custom model, for errors.
 
         Raises:
-            RequestError: as `KerasFunction` does.
+            RequestError: a layer has a name that torch's modules have for something else.
         """
         super().__init__()
-        self._function = KerasFunction(model, name)
-        initial = self._function.take_initial()
+        self._function = KerasFunction(model)
+        if taken := [layer.name for layer in model.layers if hasattr(self, layer.name)]:
+            raise RequestError(
+                f"model: {name!r} has layers called {', '.join(taken)}, as torch's modules call something else; "
+                "expected other names"
+            )
+        initial = self._function.initial()
         self._tensors = [tensor.rpartition(".")[::2] for tensor in initial]
         """(layer, kind) of each tensor."""
         for (layer, kind), (tensor, values) in zip(self._tensors, initial.items(), strict=True):
@@ -93,16 +98,16 @@ class KerasModule(OwnBatchNorms):
         return dropped.permute(0, 2, 3, 1) if dropped.dim() == 4 else dropped
 
 
-def require_gradients(model: keras.Model, name: str, image_size: int) -> None:
-    """Raise RequestError if some tensor of a model gets no gradient: a layer has left torch's graph.
+def require_gradients(module: KerasModule, name: str, image_size: int) -> None:
+    """Raise RequestError if some parameter of a model gets no gradient: a layer has left torch's graph.
 
     Args:
-        model: built.
-        name: of the custom model.
+        module: of the model.
+        name: of the custom model, for errors.
         image_size: in pixels.
     """
-    model(images_to_try(image_size)[:2], training=True).sum().backward()
-    if without := [each.path for each in model.trainable_variables if each.value.grad is None]:
+    module.train()(torch.from_numpy(images_to_try(image_size)[:2]).permute(0, 3, 1, 2)).sum().backward()
+    if without := [parameter for parameter, value in module.named_parameters() if value.grad is None]:
         raise RequestError(
             f"model: {name!r} gives no gradient of {', '.join(without)} in torch; expected layers that compute with "
             "keras.ops alone, not with functions of TensorFlow or NumPy"

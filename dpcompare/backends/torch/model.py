@@ -77,13 +77,15 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
     model = made_with("torch", "float32", lambda: custom.build("torch", image_size, num_classes))
     if is_keras(model):
         from dpcompare.backends.keras.function import described
-        from dpcompare.backends.torch.keras_module import require_gradients
+        from dpcompare.backends.keras.model import with_neutral_names
+        from dpcompare.backends.torch.keras_module import KerasModule, require_gradients
 
-        layers = described(model, name, custom, "torch", image_size, num_classes)
-        require_gradients(model, name, image_size)
+        named = with_neutral_names(model, name, custom, "torch", image_size)
+        layers = described(named, name, "torch", image_size, num_classes)
+        require_gradients(KerasModule(named, name), name, image_size)
         return layers
     if not isinstance(model, nn.Module):
-        raise refuse_made(name, "torch", model, "a torch.nn.Module")
+        raise refuse_made(name, "torch", model, "a torch.nn.Module or a keras.Model")
     _require_logits(name, model.eval(), image_size, num_classes)
     settings: dict[str, dict[str, Any]] = {}  # of the layers that training calls, in the order of their first calls
     hooks = [
