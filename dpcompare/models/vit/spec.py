@@ -97,7 +97,7 @@ def _row(size: Size) -> ModelSpec:
         is_big=True,
         min_image_size=PATCH,
         multiple_of=PATCH,
-        native_image_size=NATIVE_IMAGE_SIZE,
+        native_image_size=NATIVE_IMAGE_SIZE if size.published else None,
         initial_values="vit",
         shapes=lambda image_size, num_classes: dict(_shapes(size, image_size, num_classes)),
         layers=(("cls_token", "pos_embed", "patch_embed"), *((block,) for block in size.blocks), ("norm", "head")),
