@@ -144,7 +144,7 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
         num_classes: of the dataset.
 
     Raises:
-        RequestError: as `layers_of` does, or it is no function of its tensors and of what the host has drawn.
+        RequestError: as `layers_of` does, or it depends on more than its tensors and what the host has drawn.
     """
     for problem in _problems(model):
         raise RequestError(f"model: {name!r} {problem}")
