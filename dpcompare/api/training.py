@@ -20,6 +20,7 @@ from dpcompare.api.own_parts import FrameworkOptimizer, Loss, named_model, own_p
 from dpcompare.backends import known_mode, load_backend
 from dpcompare.backends.base import Backend, require_planned
 from dpcompare.backends.custom_optimizer import CustomOptimizer
+from dpcompare.backends.keras import compute_with
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import Mode
 from dpcompare.config.run import RunConfig
@@ -110,6 +111,7 @@ def backend(
     is_object = model is not None and not isinstance(model, str)
     own = own_parts(is_object=is_object, own_weights=own_weights, loss=loss, optimizer=optimizer)
     show_devices(config)
+    compute_with(framework)
     kind = load_backend(framework, mode)
     _loaded.add(framework)
     prepared = prepare_inputs(config, custom_shapes={} if is_object or own_weights else None)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from dpcompare.backends import load_backend
+from dpcompare.backends.keras import compute_with
 from dpcompare.errors import RequestError, in_words
 from dpcompare.system.commands import run_command
 
@@ -44,6 +45,7 @@ def require_own_backend(name: str, framework: str, mode: str, python: str) -> No
 
 
 def _problem(framework: str, mode: str, name: str) -> str:
+    compute_with(framework)
     try:
         load_backend(framework, mode, name)
     except RequestError as error:

@@ -21,8 +21,8 @@ from dpcompare.system.machine import this_machine
 from dpcompare.system.terminal_text import joined
 from dpcompare.system.user_modules import changed_modules
 
-ALSO_RECORDED = ("numpy", "pillow")
-"""Packages of every interpreter whose versions results have, in addition to those of the framework and the mode."""
+ALSO_RECORDED = ("numpy", "pillow", "keras", "flax", "equinox")
+"""Packages whose versions results have, if they were imported, in addition to those of the framework and the mode."""
 
 
 def changes_since(study: Study, study_dir: Path, *, retry_failed: bool = False) -> list[str]:

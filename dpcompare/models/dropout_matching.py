@@ -85,8 +85,8 @@ def unlike_dropout(
                 yield f"it draws random numbers in training in {framework}, {OUTSIDE_OF_LAYERS}"
             if layer.settings.get("rate") and not shared:
                 yield (
-                    f"{layer.name} in {framework} drops random features (rate {layer.settings['rate']:g}), different "
-                    "ones in each framework; pass --regularization shared, which draws them once for all frameworks"
+                    f"{layer.name} in {framework} drops features (rate {layer.settings['rate']:g}), which differ "
+                    "between frameworks; pass --regularization shared, which draws them once for all frameworks"
                 )
 
 

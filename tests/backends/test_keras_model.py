@@ -1,6 +1,7 @@
 """One Keras model in TensorFlow, torch and JAX: the same in all modes, and what is refused."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -120,6 +121,7 @@ def test_products_in_jax_are_in_bfloat16(elsewhere):
 MODELS = """
 import keras
 import numpy as np
+from dpcompare import CustomModel
 
 layers = keras.layers
 
@@ -171,6 +173,7 @@ composed = of(Composed())
 normalization = of(layers.Normalization())
 on_the_host = of(OnTheHost())
 taken = of(layers.Dense(3, name="training"))
+renamed = CustomModel(keras=taken, layer_names={"fine": "training"})
 nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
 no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
 """
@@ -204,7 +207,8 @@ REFUSED = {
 }
 OF_TORCH = {
     "unseeded": "draws random numbers in training outside its layers of dropout; expected keras.layers.Dropout",
-    "taken": "has layers called training, as torch's modules call something else; expected other names",
+    "taken": "the layer training has a name that torch's modules use themselves; expected another name, or",
+    "renamed": "Layer(name='fine', tensors={{'weight': (3, 3), 'bias': (3,)}}",  # it is taken
     "on_the_host": "in torch; expected layers that compute with keras.ops alone, not with functions of",
 }
 
@@ -223,3 +227,46 @@ def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, 
     said = json.loads(done.stdout)
     expected = {name: words.format(framework=framework) for name, words in refused.items()}
     assert {name: words for name, words in expected.items() if words not in said[name]} == {}, said
+
+
+IN_PROCESS = """
+import torch
+import dpcompare as dp
+from dpcompare.backends.keras.settings import made_with
+
+here = dp.Cluster.partition(device="cpu")
+workload = dp.Workload(
+    image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0, batchnorm="sync"
+)
+import nets
+
+def refused(call):
+    try:
+        call()
+    except dp.RequestError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+training = dp.backend("torch", "single", workload, cluster=here, model=nets.everywhere)
+with training:
+    losses = [float(training.step(batch)) for batch in training.batches()]
+    assert training.backend.describe().settings.get("batchnorm_kernels") in (None, "the model's own")
+import keras
+assert keras.backend.backend() == "torch" and len(losses) == 2
+assert isinstance(made_with("jax", "float32", lambda: torch.nn.Linear(2, 2)), torch.nn.Linear)
+told = refused(lambda: made_with("jax", "float32", lambda: nets.net(17, 10)))
+assert told.startswith("Keras was imported in this process to compute with torch, and a run of jax needs it to")
+noisy = dp.CustomModel(keras=lambda: keras.Sequential([
+    keras.Input((32, 32, 3)), keras.layers.GaussianNoise(0.1), keras.layers.Flatten(), keras.layers.Dense(10)
+]))
+made = dp.backend("torch", "single", workload, cluster=here, model=noisy)
+assert "draws random numbers in gaussian_noise" in refused(made.__enter__)
+"""
+
+
+@pytest.mark.torch
+@KERAS
+def test_a_program_of_its_own_trains_a_model_of_keras(elsewhere):
+    environment = os.environ | {"KERAS_BACKEND": "torch"}  # it imports Keras before dpcompare could choose
+    done = subprocess.run([sys.executable, "-c", IN_PROCESS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

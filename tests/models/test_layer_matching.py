@@ -129,8 +129,8 @@ def test_same_pads_after_the_features_where_the_padding_is_odd():
         ),
         (window((32, 32), EVEN, 1), window((32, 32), EVEN, 2), "  0 / conv: stride 1 in torch, 2 in tensorflow; in "
             "Keras write strides=1"),
-        ({"rate": 0.5}, {"rate": 0.0}, "  0 in torch drops random features (rate 0.5), different ones in each "
-            "framework; pass --regularization shared, which draws them once for all frameworks"),
+        ({"rate": 0.5}, {"rate": 0.0}, "  0 in torch drops features (rate 0.5), which differ between "
+            "frameworks; pass --regularization shared, which draws them once for all frameworks"),
     ],
 )  # fmt: skip
 def test_what_differs_is_told_with_what_to_write(first, second, line):

@@ -17,9 +17,9 @@ from dpcompare.models.layers.in_jax import Tensors
 class KerasModule:
     """The pair `init` and `apply` of a model."""
 
-    def __init__(self, model: keras.Model) -> None:
-        """Read a model: one of `with_neutral_names`, which is used up."""
-        self._function = KerasFunction(model)
+    def __init__(self, model: keras.Model, name: str) -> None:
+        """Read a model, with the arguments and errors of `KerasFunction`."""
+        self._function = KerasFunction(model, name)
         self._initial = self._function.initial()
         for variable in self._function.variables:  # they would count as memory of the training
             variable.value.delete()

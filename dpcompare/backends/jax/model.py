@@ -183,11 +183,11 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
     return Pair(init, lambda *arrays, drop, **options: function(*arrays, **options))
 
 
-def _pair_of_keras(model: Any) -> Pair:
+def _pair_of_keras(model: Any, name: str) -> Pair:
     """The functions of a model of `with_neutral_names`."""
     from dpcompare.backends.jax.keras_module import KerasModule
 
-    module = KerasModule(model)
+    module = KerasModule(model, name)
     return Pair(module.init, module.apply, computes_in_bfloat16=True)
 
 
@@ -199,7 +199,7 @@ def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[
         # Imported here: Keras is there, since the model is of it.
         from dpcompare.backends.keras.model import with_neutral_names
 
-        pair = _pair_of_keras(with_neutral_names(made, name, custom, "jax", image_size))
+        pair = _pair_of_keras(with_neutral_names(made, name, custom, "jax", image_size), name)
     else:
         pair = _pair(made, name)
 
@@ -268,7 +268,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
 
         named = with_neutral_names(made, name, custom, "jax", image_size)
         layers = described(named, name, "jax", image_size, num_classes)
-        _tried(_pair_of_keras(named), name, image_size, num_classes)
+        _tried(_pair_of_keras(named, name), name, image_size, num_classes)
         return layers
     pair = _pair(made, name)
     tensors, drops = _tried(pair, name, image_size, num_classes)

@@ -55,13 +55,17 @@ class KerasFunction:
     BatchNorm and dropout become layers that replicas share: Keras itself knows neither in torch or in JAX.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, name: str) -> None:
         """Read a model.
 
         Args:
-            model: of `with_neutral_names`, in which `described` found nothing that cannot be; its layers of BatchNorm
-                and dropout are replaced.
+            model: of `with_neutral_names`; its layers of BatchNorm and dropout are replaced.
+            name: of the custom model, for errors.
+
+        Raises:
+            RequestError: it depends on more than its tensors and what the host has drawn, as far as its layers say.
         """
+        _require_function(model, name)
         self._mapped = {mapped.name: mapped for mapped in mapped_variables(model)}
         self._named = {id(mapped.variable): mapped for mapped in self._mapped.values()}
         self.dropouts: list[str] = []
@@ -146,8 +150,7 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
     Raises:
         RequestError: as `layers_of` does, or it depends on more than its tensors and what the host has drawn.
     """
-    for problem in _problems(model):
-        raise RequestError(f"model: {name!r} {problem}")
+    _require_function(model, name)
     layers = layers_of(model, name, framework, image_size, num_classes)
     if any(layer.settings.get("random") for layer in layers):
         raise RequestError(
@@ -155,6 +158,12 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
             "Dropout or SpatialDropout2D alone to do so"
         )
     return layers
+
+
+def _require_function(model: keras.Model, name: str) -> None:
+    """Raise RequestError for the first of `_problems`."""
+    for problem in _problems(model):
+        raise RequestError(f"model: {name!r} {problem}")
 
 
 def _problems(model: keras.Model) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from dpcompare.errors import RequestError
@@ -59,7 +60,9 @@ def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
     if framework != "tensorflow":  # where it would take the graph that a strategy has entered
         keras.backend.clear_session()  # so that names are counted from 0; it forgets the types too
     apply(framework, precision)
-    return factory()
+    # On a GPU the values that a model is made with would take memory in addition to those that are trained.
+    with keras.device("cpu") if framework == "torch" else nullcontext():
+        return factory()
 
 
 def is_keras(made: object) -> bool:

@@ -33,22 +33,13 @@ class KerasModule(OwnBatchNorms):
     """Its layers are not called one by one, so their shards are gathered together."""
 
     def __init__(self, model: keras.Model, name: str) -> None:
-        """Read a model.
-
-        Args:
-            model: of `with_neutral_names`; it is used up.
-            name: of the custom model, for errors.
+        """Read a model, with the arguments of `KerasFunction`.
 
         Raises:
-            RequestError: a layer has a name that torch's modules have for something else.
+            RequestError: as `KerasFunction` does, or a layer has a name that torch's modules use themselves.
         """
         super().__init__()
-        self._function = KerasFunction(model)
-        if taken := [layer.name for layer in model.layers if hasattr(self, layer.name)]:
-            raise RequestError(
-                f"model: {name!r} has layers called {', '.join(taken)}, as torch's modules call something else; "
-                "expected other names"
-            )
+        self._function = KerasFunction(model, name)
         initial = self._function.initial()
         self._tensors = [tensor.rpartition(".")[::2] for tensor in initial]
         """(layer, kind) of each tensor."""
@@ -66,6 +57,11 @@ class KerasModule(OwnBatchNorms):
         module: nn.Module = self
         for part in name.split("."):
             if part not in dict(module.named_children()):
+                if hasattr(module, part):
+                    raise RequestError(
+                        f"model: the layer {name} has a name that torch's modules use themselves; expected another "
+                        "name, or CustomModel(layer_names={...})"
+                    )
                 module.add_module(part, Layer())
             module = module.get_submodule(part)
         return module
