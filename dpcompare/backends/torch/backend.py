@@ -59,6 +59,8 @@ class TorchBackend(Inspectable):
     features_layout: torch.memory_format
     """How images and features are laid out in memory."""
     device_feed: DeviceFeed
+    _has_own_batch_norms = False
+    """Whether the layers of BatchNorm are not torch's, as those of a Keras model."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
@@ -112,6 +114,7 @@ class TorchBackend(Inspectable):
         self.process_rank, self.num_processes = self.parallel.process_rank, self.parallel.num_processes
         self.num_replicas = self.parallel.num_replicas
         model = self.build_model().to(self.precision.dtype)
+        self._has_own_batch_norms = isinstance(model, OwnBatchNorms)
         channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self.features_layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device_feed = DeviceFeed(self.device, self.precision.dtype, self.features_layout)
@@ -160,7 +163,7 @@ class TorchBackend(Inspectable):
     @property
     def _compile_mode(self) -> str | None:
         """None where nothing is compiled, as of a model of Keras: its calls break torch's graphs at every layer."""
-        if isinstance(self.model, OwnBatchNorms):
+        if self._has_own_batch_norms:
             return None
         return COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
 
@@ -254,7 +257,7 @@ class TorchBackend(Inspectable):
     def _has_sync_kernels(self) -> bool:
         """Whether torch's own layers normalise by the batch of all replicas."""
         asked = self.config.tuning.get("batchnorm_kernels") == "SyncBatchNorm"
-        return asked and not isinstance(self.model, OwnBatchNorms)
+        return asked and not self._has_own_batch_norms
 
     def _rows_of_statistics(self, batch: DeviceBatch) -> int:
         """How many rows torch's own layers take the variance of: those of a replica, or of all."""
@@ -411,7 +414,7 @@ class TorchBackend(Inspectable):
 
     def _batch_norms_found(self) -> dict[str, str]:
         """The setting `batchnorm_kernels` of a model whose layers of BatchNorm are not torch's."""
-        has_own = isinstance(self.model, OwnBatchNorms) and "batchnorm_kernels" in self.config.tuning
+        has_own = self._has_own_batch_norms and "batchnorm_kernels" in self.config.tuning
         return {"batchnorm_kernels": "the model's own"} if has_own else {}
 
     def _attention_found(self) -> dict[str, str]:
