@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.support.command import invoke
-from tests.support.custom import checks_of
+from tests.support.custom import checks_of, said_of
 
 pytestmark = pytest.mark.jax
 
@@ -224,19 +224,6 @@ class Twice(eqx.Module):
 """
 
 
-EACH = """
-import json, sys
-from dpcompare.backends.jax.model import custom_layers
-
-found = {}
-for name in sys.argv[1:]:
-    try:
-        found[name] = str(custom_layers(f"nets:{name}", 4, 4))
-    except Exception as error:
-        found[name] = str(error)
-print(json.dumps(found))
-"""
-
 REFUSED = {
     "Tied": "has one tensor under two names, second.kernel and third.kernel; expected a tensor of its",
     "Other": "has the tensor first.kernel of LinearGeneral, which has no name in torch here; expected layers of",
@@ -253,9 +240,7 @@ REFUSED = {
 
 def test_modules_that_cannot_be_taken_are_refused(elsewhere):
     (elsewhere / "nets.py").write_text(MODULES)
-    done = subprocess.run([sys.executable, "-c", EACH, *REFUSED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout)
+    said = said_of("jax", REFUSED)
     assert {name: words for name, words in REFUSED.items() if words not in said[name]} == {}, said
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dpcompare.backends.custom_model import described_layers
-from tests.support.custom import checks_of
+from tests.support.custom import checks_of, said_of
 from tests.support.marks import KERAS, in_each_framework_of_keras
 
 NETS = """
@@ -178,22 +178,6 @@ nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
 no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
 """
 
-EACH = """
-import json, sys
-from importlib import import_module
-from dpcompare.backends.keras import compute_with
-
-compute_with(sys.argv[1])
-custom_layers = import_module(f"dpcompare.backends.{sys.argv[1]}.model").custom_layers
-found = {}
-for name in sys.argv[2:]:
-    try:
-        found[name] = str(custom_layers(f"nets:{name}", 4, 4))
-    except Exception as error:
-        found[name] = str(error)
-print(json.dumps(found))
-"""
-
 REFUSED = {
     "frozen": "has the layer still with trainable=False; expected layers that are trained",
     "own_dropout": "has the layer own_dropout of its own class OwnDropout; expected Keras's class, without changes",
@@ -222,9 +206,7 @@ OF_TORCH = {
 )
 def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, refused):
     (elsewhere / "nets.py").write_text(MODELS)
-    done = subprocess.run([sys.executable, "-c", EACH, framework, *refused], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout)
+    said = said_of(framework, refused)
     expected = {name: words.format(framework=framework) for name, words in refused.items()}
     assert {name: words for name, words in expected.items() if words not in said[name]} == {}, said
 
