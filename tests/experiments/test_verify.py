@@ -76,26 +76,15 @@ def healthy(train_once):
     return side
 
 
-IN_JAX = {"frameworks": ("torch", "jax"), "modes": ("ddp", *OF_JAX)}
-
-
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("replicas", "optimizer", "asked"),
-    [
-        (1, "sgd", {"modes": ("single",)}),
-        (1, "adam", REGULARIZED | {"modes": ("single",)}),
-        (2, "sgd", {}),
-        (2, "adam", SYNCHRONIZED),
-        (2, "sgd", {"model": "mlp", "accumulate": 2, "modes": ("single", "spmd", "jit")}),
-    ],
-)
-def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, optimizer, asked):
-    asked = IN_JAX | asked
-    chosen = group(replicas, optimizer, **asked)
-    sides = [healthy(replicas, optimizer, number, **asked) for number in range(len(chosen.contenders))]
+@pytest.mark.parametrize(("replicas", "modes"), [(1, ("single",)), (2, ("ddp", *OF_JAX))])
+def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes):
+    """Their other options are in the groups of test_crossed_groups.py."""
+    asked = {"frameworks": ("torch", "jax"), "modes": modes}
+    chosen = group(replicas, "sgd", **asked)
+    sides = [healthy(replicas, "sgd", number, **asked) for number in range(len(chosen.contenders))]
     assert {side.contender.framework for side in sides} == {"torch", "jax"}
     assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 

@@ -36,6 +36,9 @@ IMPORTED = {
     "tensorflow": ("tensorflow", "keras"),
     "jax": ("jax",),
 }
+WHERE_IT_IS_IMPORTED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+"""Variables that training processes do not have. Most of a tiny training in JAX is XLA's compiler, which takes half of
+the time without LLVM's optimizations."""
 DOOR = "dpcompare.worker"
 
 
@@ -46,7 +49,7 @@ class WarmLauncher:
         """`folder` gets what the frameworks print."""
         self._folder = folder
         # Of the session: the test that happens to start a framework may have put a fault into PYTHONPATH.
-        self._environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+        self._environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", **WHERE_IT_IS_IMPORTED}
         self._frameworks: dict[str, subprocess.Popen[str]] = {}
         self._answers = defaultdict(threading.Lock)  # a framework trains one run after the other
 
