@@ -20,6 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks.evidence import Keeper, extremes, number, spread, table, text
+from benchmarks.in_turns import in_turns
 from dpcompare import Cluster, RunConfig, Workload, run
 
 MODELS = ("vit-ti16", "resnet18")
@@ -82,13 +83,7 @@ def counted(folder: Path, micro_batches: int) -> Exchange:
 
 def speeds(configs: Sequence[RunConfig], rounds: int) -> list[list[float]]:
     """Images per second of each run, in each round."""
-    found: list[list[float]] = [[] for _ in configs]
-    for number_of_round in range(rounds):
-        order = list(enumerate(configs))
-        for index, config in reversed(order) if number_of_round % 2 else order:
-            with tempfile.TemporaryDirectory(prefix="dpcompare-jax-ways-") as folder:
-                found[index].append(run(config, Path(folder) / "run").images_per_second)
-    return found
+    return [[result.images_per_second for result in results] for results in in_turns(configs, rounds)]
 
 
 def main() -> None:

@@ -157,8 +157,9 @@ def require_mode(framework: str, mode: str, python: str = sys.executable) -> Non
             f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); "
             "expected a TPU machine, or the name of a TPU in TPU_NAME"
         )
-    if missing := _missing(framework, MODES[framework, mode].packages, python):
+    row = MODES[framework, mode]
+    if missing := _missing(framework, row.packages, python):
         raise RequestError(
             f"{framework} {mode} is not usable: {', '.join(missing)} not installed for {python}; "
-            f"install the extra with: {python} -m pip install 'dpcompare[{framework},{mode}]'"
+            f"install the extra with: {python} -m pip install 'dpcompare[{framework},{row.extra or mode}]'"
         )

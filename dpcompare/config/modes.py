@@ -62,7 +62,9 @@ class Mode:
     by_default: bool = True
     """Whether `compare` takes it where no arms are named, if its framework is installed."""
     packages: tuple[str, ...] = ()
-    """Import names that it needs in addition to those of its framework; the extra of dpcompare has the mode's name."""
+    """Import names that it needs in addition to those of its framework."""
+    extra: str = ""
+    """The extra of dpcompare that brings them; empty: that of the mode's name."""
 
     @property
     def default_stages(self) -> int:
@@ -115,6 +117,25 @@ def _under_coordinator(**fields: Any) -> Mode:
         multi_node=True,
         collective={"cpu": "gloo", "gpu": "nccl"},
         collective_in_process={"cpu": "in process"},
+        **fields,
+    )
+
+
+def _by_keras(*, drops: bool = False, **fields: Any) -> Mode:
+    """A mode in which Keras trains by its own `fit`.
+
+    Keras keeps the learning rate inside SGD's momentum, accumulates micro-batches by another rule, and updates weights
+    by an optimizer of its own. `drops` says if it takes what the host has drawn for dropout.
+    """
+    fields = {"unverifiable": "Keras trains by its own Adam alone, and `verify` reads gradients from SGD"} | fields
+    return Mode(
+        supported_values={
+            **{"optimizer": ("adam",), "accumulate": (1,)},
+            **{"weight_decay": (0.0,), "clip_norm": (None,), "weight_average": (None,)},
+            **({} if drops else {"regularization": ("off",)}),
+        },
+        gradient_sync_separable=False,
+        by_default=False,
         **fields,
     )
 
@@ -173,6 +194,13 @@ MODES: dict[tuple[str, str], Mode] = {
         by_default=False,
         packages=("accelerate",),
     ),
+    ("torch", "keras-fit"): _by_keras(
+        target="torch.keras_fit:KerasFit",
+        summary="Keras's own fit on one device, to measure what it costs",
+        multi_device=False,
+        packages=("keras",),
+        extra="keras",
+    ),
     ("tensorflow", "single"): Mode(
         target="tensorflow.modes:SingleDevice",
         summary="one device, the baseline",
@@ -207,19 +235,12 @@ MODES: dict[tuple[str, str], Mode] = {
         gradient_sync_separable=False,  # the parameters are elsewhere
         by_default=False,
     ),
-    ("tensorflow", "keras-fit"): Mode(
+    ("tensorflow", "keras-fit"): _by_keras(
         target="tensorflow.keras_fit:KerasFit",
         summary="Keras's own fit under MirroredStrategy, to measure what it costs",
-        # Keras keeps the learning rate inside SGD's momentum, accumulates micro-batches by another rule, and updates
-        # weights by an optimizer of its own.
-        supported_values={
-            **{"optimizer": ("adam",), "accumulate": (1,)},
-            **{"weight_decay": (0.0,), "clip_norm": (None,), "weight_average": (None,)},
-        },
         collective={"cpu": "ring", "gpu": "nccl"},
-        gradient_sync_separable=False,
+        drops=True,
         unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
-        by_default=False,
     ),
     ("tensorflow", "tpu"): Mode(
         target="tensorflow.modes:Tpu",
@@ -253,6 +274,14 @@ MODES: dict[tuple[str, str], Mode] = {
         gradient_sync_separable=False,  # XLA decides where a step exchanges what
         by_default=False,
     ),
+    ("jax", "keras-fit"): _by_keras(
+        target="jax.keras_fit:KerasFit",
+        summary="Keras's own fit under keras.distribution.DataParallel, to measure what it costs",
+        collective={"cpu": "in process", "gpu": "nccl"},
+        sees_whole_batch=True,
+        packages=("keras",),
+        extra="keras",
+    ),
 }
 
 
@@ -272,5 +301,7 @@ USUAL_MODES = modes_by_default(frameworks_by_default())
 
 def modes_of_each_framework() -> list[tuple[str, str]]:
     """(framework, mode) of what `verify` and `doctor` try of a framework: its modes by default, or all of one that is
-    optional."""
-    return [key for key, row in MODES.items() if row.by_default or FRAMEWORKS[key[0]].is_optional]
+    optional, as far as they need no other package."""
+    return [
+        key for key, row in MODES.items() if row.by_default or (FRAMEWORKS[key[0]].is_optional and not row.packages)
+    ]

@@ -23,6 +23,8 @@ from tests.support.runs import held
 pytestmark = [pytest.mark.torch, *with_cuda_build()]
 
 REPOSITORY = Path(__file__).parents[2]
+LEFT_TO_GPUS = {"keras-fit"}
+"""Keras makes variables and moves arrays by calls of its own, which reach CUDA where nothing is replaced."""
 
 LIVES = {
     "single": {"mode": "single", "devices": 1, "like": "one"},
@@ -132,7 +134,8 @@ def lived_all(*, slow):
 
 
 def test_every_mode_has_a_life():
-    assert {life["mode"] for life in LIVES.values()} == {mode for framework, mode in MODES if framework == "torch"}
+    known = {mode for framework, mode in MODES if framework == "torch"}
+    assert {life["mode"] for life in LIVES.values()} == known - LEFT_TO_GPUS
 
 
 @pytest.mark.parametrize("name", of_lives())
@@ -235,7 +238,8 @@ JAX_LIVES = {
 
 
 def test_every_mode_of_jax_has_a_life():
-    assert {life["mode"] for life in JAX_LIVES.values()} == {mode for framework, mode in MODES if framework == "jax"}
+    known = {mode for framework, mode in MODES if framework == "jax"}
+    assert {life["mode"] for life in JAX_LIVES.values()} == known - LEFT_TO_GPUS
 
 
 @pytest.mark.jax

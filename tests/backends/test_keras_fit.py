@@ -8,15 +8,47 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from stress.injection import write_sitecustomize
+from tests.support.marks import KERAS
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
-
-
-def trained(mode, run_dir, workload, **changes):
-    cluster = Cluster.partition(1, 2, device="cpu")
-    return run(RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=cluster, **changes), run_dir)
+pytestmark = pytest.mark.slow
 
 
+def trained(mode, run_dir, workload, framework="tensorflow", devices=2, **changes):
+    cluster = Cluster.partition(1, devices, device="cpu")
+    return run(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, **changes), run_dir)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("framework", "devices", "model"),
+    [
+        pytest.param("torch", 1, "toy-bn", marks=KERAS),
+        pytest.param("torch", 1, "vit-narrow", marks=KERAS),
+        pytest.param("jax", 2, "toy-bn", marks=[pytest.mark.jax, KERAS]),
+        pytest.param("jax", 1, "vit-narrow", marks=[pytest.mark.jax, KERAS]),
+    ],
+)
+@pytest.mark.usefixtures("warm")
+def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices, model):
+    """Also after an evaluation and a checkpoint, for which its variables are read and, with BatchNorm, written."""
+    workload = Workload(
+        model=model, image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=7, warmup_steps=0,
+        precision="float64", schedule="cosine", lr_warmup_steps=3, label_smoothing=0.2,
+        **{"batchnorm": "sync", "batchnorm_recompute": 1} if model == "toy-bn" else {},
+    )  # fmt: skip
+    changes = {"checkpoint_every": 2, "evaluate_every": 3}
+    fit = trained("keras-fit", tmp_path / "fit", workload, framework, devices, **changes)
+    loop = trained("single", tmp_path / "loop", workload, "torch", 1, **changes)
+    assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < 1e-12
+    assert [each.loss for each in fit.evaluations] == pytest.approx([each.loss for each in loop.evaluations], abs=1e-12)
+    assert fit.computed.first_gradient_norm == pytest.approx(loop.computed.first_gradient_norm, rel=1e-12)
+    assert (fit.computed.optimizer_steps, fit.computed.images) == (7, loop.computed.images)
+    assert fit.computed.replica_difference is None
+    assert fit.compiled_steps == ([1] if framework == "jax" else [])
+    assert fit.settings["loop"] == "Keras fit"
+
+
+@pytest.mark.tensorflow
 @pytest.mark.usefixtures("warm")
 def test_each_step_has_its_own_learning_rate(tmp_path):
     """Where `fit` waits for data inside a step, it has read the rate of the one before; the third loss shows it."""
@@ -28,6 +60,7 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
     assert np.abs(np.array(fit.train_loss) - mirrored.train_loss).max() < 1e-4
 
 
+@pytest.mark.tensorflow
 def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     """A `fit` that has entered the next step has collectives under way; in ten steps they deadlock with the loop's."""
     workload = Workload(
@@ -42,30 +75,32 @@ def test_the_loop_may_use_the_devices_between_steps(tmp_path):
 WHERE = """
 def inject(module):
     import json, pathlib
-    tf, fit = module.tf, module.KerasFit._fit
+    import tensorflow as tf
+    fit = module.Fit._fit
 
     def noted(self):
-        self.model.make_train_function()
-        steps = self.model.train_function
+        self._model.make_train_function()
+        steps, strategy = self._model.train_function, self._model.distribute_strategy
         def function(batches):
-            parts = [self.strategy.experimental_local_results(part) for part in tf.nest.flatten(next(batches))]
+            parts = [strategy.experimental_local_results(part) for part in tf.nest.flatten(next(batches))]
             noted = [[(type(each).__name__, tf.DeviceSpec.from_string(each.device).to_string()) for each in part]
                      for part in parts]
             pathlib.Path({path!r}).write_text(json.dumps(noted))
-            self.model.train_function = steps
+            self._model.train_function = steps
             return steps(batches)
-        self.model.train_function = function
+        self._model.train_function = function
         fit(self)
 
-    module.KerasFit._fit = noted
+    module.Fit._fit = noted
 """
 
 
+@pytest.mark.tensorflow
 def test_keras_gets_batches_on_its_device_and_may_not_end_a_fit(tmp_path, monkeypatch):
     """Keras reads this variable of the caller's; the loop must not wait for a thread that is gone."""
     monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
     where = WHERE.format(path=str(tmp_path / "given.json"))
-    write_sitecustomize(tmp_path / "spy", "dpcompare.backends.tensorflow.keras_fit", where)
+    write_sitecustomize(tmp_path / "spy", "dpcompare.backends.keras.fit", where)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'spy'}:{os.environ.get('PYTHONPATH', '')}")
     workload = Workload(
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=8, warmup_steps=0

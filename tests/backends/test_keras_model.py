@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.backends.custom_model import described_layers
 from tests.support.custom import checks_of, said_of
 from tests.support.marks import KERAS, in_each_framework_of_keras
@@ -74,6 +76,24 @@ def test_batchnorm_of_each_replica_is_the_same_too(elsewhere):
     checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("dp", "mirrored", "spmd"), replicas=2)
     assert [check for check in checks if not check.passed] == []
     assert "BatchNorm statistics" in {check.name for check in checks}
+
+
+@pytest.mark.torch
+@KERAS
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm", "other_settings")
+def test_fit_trains_a_model_of_keras_as_the_loop_does(tmp_path):
+    """Dropout drops nothing in both, since the host has drawn nothing."""
+    workload = Workload(
+        model="nets:everywhere", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=3,
+        warmup_steps=0, precision="float64",
+    )  # fmt: skip
+    cluster = Cluster.partition(1, 1, device="cpu")
+    fit, loop = (
+        run(RunConfig(framework="torch", mode=mode, workload=workload, cluster=cluster), tmp_path / mode)
+        for mode in ("keras-fit", "single")
+    )
+    assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < 1e-12
 
 
 @pytest.mark.parametrize("framework", in_each_framework_of_keras())

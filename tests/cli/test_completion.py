@@ -43,7 +43,7 @@ def asked(*words, **environment):
         (["run", "--framework", "tensorflow", "--mode", "m"], ["mirrored", "multiworker"]),
         (["run", "--framework", "torch", "-m", "f"], ["fsdp", "fabric"]),
         (["run", "--framework=t"], ["torch", "tensorflow"]),
-        (["run", "jax:"], ["jax:single", "jax:spmd", "jax:multiprocess", "jax:jit"]),
+        (["run", "jax:"], ["jax:single", "jax:spmd", "jax:multiprocess", "jax:jit", "jax:keras-fit"]),
         (["plan", "tensorflow:m"], ["tensorflow:mirrored", "tensorflow:multiworker"]),
         (["run", "--model", "toy"], ["toy-cnn", "toy-bn"]),
         (["run", "--engine", "sl"], ["slurm"]),

@@ -180,7 +180,15 @@ def test_keras_fit_updates_weights_by_an_optimizer_of_its_own(name, value, expec
     message = f"{name}: received {value} with mode keras-fit, which can have {expected} only"
     with pytest.raises(RequestError, match=f"^{message}$"):
         config("tensorflow", "keras-fit", 1, 2, **{name: value})
-    config("tensorflow", "keras-fit", 1, 2, label_smoothing=0.1, batchnorm_recompute=2)
+    config("tensorflow", "keras-fit", 1, 2, label_smoothing=0.1, batchnorm_recompute=2, regularization="shared")
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_keras_fit_drops_nothing_in_torch_and_jax(framework):
+    message = "regularization: received shared with mode keras-fit, which can have off only"
+    with pytest.raises(RequestError, match=f"^{message}$"):
+        config(framework, "keras-fit", 1, 1, regularization="shared")
+    config(framework, "keras-fit", 1, 1, label_smoothing=0.1, batchnorm_recompute=2)
 
 
 @pytest.mark.parametrize("evaluated", [{"weight_average": 0.9}, {"batchnorm_recompute": 2}])

@@ -173,9 +173,13 @@ class JaxBackend(Inspectable):
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
         return jax.jit(mapped, donate_argnums=donated, compiler_options=runtime.compiler_options(self.config))
 
+    @property
+    def names_of_steps(self) -> set[str]:
+        """What a training step consists of, as JAX calls its functions."""
+        return {function.__name__ for function in (self._train, self._no_sums, self._accumulate, self._apply)}
+
     def _count_compilations(self) -> None:
-        steps = (self._train, self._no_sums, self._accumulate, self._apply)
-        names = {f"jit({function.__name__})" for function in steps}
+        names = {f"jit({name})" for name in self.names_of_steps}
         self._num_compilations = 0
 
         def on_event(event: str, duration_secs: float, **about: str | int) -> None:

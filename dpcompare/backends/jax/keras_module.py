@@ -21,7 +21,10 @@ class KerasModule:
         """Read a model, with the arguments and errors of `KerasFunction`."""
         self._function = KerasFunction(model, name)
         self._initial = self._function.initial()
-        for variable in self._function.variables:  # they would count as memory of the training
+
+    def free(self) -> None:
+        """Delete the values of the model's own variables, which would count as memory of the training."""
+        for variable in self._function.variables:
             variable.value.delete()
 
     def init(self) -> Mapping[str, np.ndarray]:
@@ -29,7 +32,7 @@ class KerasModule:
         return self._initial
 
     def apply(
-        self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Drop
+        self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Drop | None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The logits of images, and the features of layers, in training new running statistics too."""
         call = Call(

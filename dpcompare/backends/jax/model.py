@@ -188,6 +188,7 @@ def _pair_of_keras(model: Any, name: str) -> Pair:
     from dpcompare.backends.jax.keras_module import KerasModule
 
     module = KerasModule(model, name)
+    module.free()
     return Pair(module.init, module.apply, computes_in_bfloat16=True)
 
 

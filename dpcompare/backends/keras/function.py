@@ -35,6 +35,9 @@ class Call:
     """For BatchNorm; None: each replica has statistics of its own."""
 
 
+ALONE = Call(drop=None, mean_over_replicas=None)
+"""Of a model that is not called by `KerasFunction`, but by Keras's own `fit`."""
+
 # Replicas on threads call the layers of one model at the same time.
 _CALL: ContextVar[Call] = ContextVar("call")
 
@@ -198,7 +201,7 @@ class SharedDropout(keras.layers.Layer):
         layer._name_in_masks, layer._draws = name, draws
 
     def call(self, inputs: FrameworkArray, training: bool = False) -> FrameworkArray:
-        drop = _CALL.get().drop
+        drop = _CALL.get(ALONE).drop
         if drop is None or not training:
             return inputs
         return drop(self._name_in_masks, inputs, self.rate, draws=self._draws)
@@ -218,7 +221,7 @@ class SharedBatchNorm(keras.layers.BatchNormalization):
         layer.synchronized = False
 
     def _moments(self, inputs: FrameworkArray, mask: FrameworkArray | None) -> tuple[FrameworkArray, FrameworkArray]:
-        mean_over_replicas = _CALL.get().mean_over_replicas
+        mean_over_replicas = _CALL.get(ALONE).mean_over_replicas
         if mean_over_replicas is None:
             own: tuple[FrameworkArray, FrameworkArray] = super()._moments(inputs, mask)
             return own

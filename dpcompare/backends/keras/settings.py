@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
 
 from dpcompare.errors import RequestError
 
@@ -43,8 +44,18 @@ def apply(framework: str, precision: str) -> None:
     keras.config.set_dtype_policy("mixed_bfloat16" if precision == "bfloat16" else floats)
 
 
-def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
+Scope = Callable[[], AbstractContextManager[Any]]
+"""Of what Keras keeps for each thread, such as its device."""
+
+
+def made_with(framework: str, precision: str, factory: Callable[[], M], scope: Scope | None = None) -> M:
     """What a factory makes; a model of Keras under the settings of `apply`.
+
+    Args:
+        framework: that Keras is to compute with.
+        precision: of the workload.
+        factory: makes it.
+        scope: of the factory; None: Keras's own values, which are not those that are trained, are on the host in torch.
 
     Raises:
         RequestError: as `apply` does.
@@ -60,8 +71,8 @@ def made_with(framework: str, precision: str, factory: Callable[[], M]) -> M:
     if framework != "tensorflow":  # where it would take the graph that a strategy has entered
         keras.backend.clear_session()  # so that names are counted from 0; it forgets the types too
     apply(framework, precision)
-    # On a GPU the values that a model is made with would take memory in addition to those that are trained.
-    with keras.device("cpu") if framework == "torch" else nullcontext():
+    on_host = partial(keras.device, "cpu") if framework == "torch" else nullcontext
+    with (scope or on_host)():
         return factory()
 
 

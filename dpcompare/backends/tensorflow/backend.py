@@ -18,11 +18,12 @@ import tensorflow as tf
 from dpcompare.backends.base import Counters, Handle, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description, switched
+from dpcompare.backends.keras.build import load_model, mapped_slots
 from dpcompare.backends.keras.model import layer_outputs, mapped_variables, neutral_shapes
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
-from dpcompare.backends.tensorflow.model import build_model, load_model, mapped_slots
+from dpcompare.backends.tensorflow.model import build_model
 from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer, custom_optimizer
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS

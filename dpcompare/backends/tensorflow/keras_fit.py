@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
+from dpcompare.backends.keras.fit import CurrentBatch, Fit, adam, slots_of
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
-from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
 
 
 class KerasFit(TensorFlowBackend):
-    """`fit` runs in a separate thread; each step the loop gives it a batch, lets it continue, and waits for it."""
+    """Keras trains the variables of the model that the loop evaluates."""
 
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(self.local_devices())
@@ -31,18 +28,14 @@ class KerasFit(TensorFlowBackend):
         with self.strategy.scope():
             self._loss = _WeightedLoss(self._dtype, self.row_losses)
             # The formula of our optimizer.py, in a dozen operations per variable instead of one.
-            self._adam = keras.optimizers.Adam(beta_1=ADAM_BETAS[0], beta_2=ADAM_BETAS[1], epsilon=ADAM_EPSILON)
-            self._adam.build(self.model.trainable_variables)
+            self._adam = adam(self.model)
             self.model.compile(optimizer=self._adam, loss=self._loss, jit_compile=False)
         self.optimizer.slots = {
-            name: [variable.value for variable in variables]
-            for name, variables in (("exp_avg", self._adam._momentums), ("exp_avg_sq", self._adam._velocities))
+            name: [variable.value for variable in variables] for name, variables in slots_of(self._adam).items()
         }
         self._images_computed = self._loss.images
         self._steps_before, self._steps_loaded = 0, 0
-        self._turns = _StepHandshake()
-        self._given = _CurrentBatch()
-        self._fitting: threading.Thread | None = None
+        self._fit = Fit(self.model, _DistributedBatch())
 
     @property
     def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
@@ -56,23 +49,8 @@ class KerasFit(TensorFlowBackend):
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a Python float would be rounded to float32
         self._loss.divide_by(batch.global_count)
         images = batch.images if batch.drop_masks is None else (batch.images, batch.drop_masks)
-        self._given.batch = (images, batch.labels, batch.weights)
-        if self._fitting is None:
-            self._fitting = threading.Thread(target=self._fit, name="fit", daemon=True)
-            self._fitting.start()
-        else:
-            self._turns.proceed()
-        self._turns.wait()
+        self._fit.step((images, batch.labels, batch.weights))
         return self._loss.total.read_value()
-
-    def _fit(self) -> None:
-        """Keras's `fit` on the batches that it is given."""
-        try:
-            self.model.fit(self._given, epochs=1, verbose=0, callbacks=[self._turns])
-            # Nothing waits for it if fit was asked to end.
-            self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
-        except Exception as error:  # raised where the step is waited for
-            self._turns.fail(error)
 
     def load_state(self, state: TrainingState) -> None:
         self._steps_before = self._optimizer_steps()
@@ -92,32 +70,14 @@ class KerasFit(TensorFlowBackend):
         return description
 
     def teardown(self) -> None:
-        if self._fitting is not None:
-            self._turns.end()
-            self._fitting.join()
+        self._fit.end()
 
 
-class _CurrentBatch(DataAdapter, tf.distribute.DistributedDataset):
-    """What `fit` trains on: the batch of the present step, which is on the replicas' devices already.
-
-    Of what `fit` takes as its data only such an adapter is left as it is. Everything else becomes a tf.data.Dataset,
-    whose batches are on the host, and which Keras splits and copies within the step that is timed.
-    """
-
-    batch: Any = None
-    """Images, with their drop masks if there are any; labels; weights."""
+class _DistributedBatch(CurrentBatch, tf.distribute.DistributedDataset):
+    """What Keras takes for a distributed dataset, which it leaves as it is."""
 
     def get_tf_dataset(self) -> tf.distribute.DistributedDataset:
         return self
-
-    def __iter__(self) -> Iterator[Any]:
-        # Keras takes the first batch twice: once to look at its shapes.
-        while True:
-            yield self.batch
-
-    @property
-    def num_batches(self) -> None:
-        """Unknown to Keras: `fit` continues until it is asked to stop."""
 
 
 class _WeightedLoss(keras.losses.Loss):
@@ -156,34 +116,3 @@ class _WeightedLoss(keras.losses.Loss):
         if not tf.distribute.in_cross_replica_context():  # where Keras builds the model and trains nothing
             self.images.assign_add(tf.math.count_nonzero(weights))
         return total / self._divisor
-
-
-class _StepHandshake(keras.callbacks.Callback):
-    """The loop and `fit` in turns: while one works, the other waits.
-
-    `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables,
-    such as the learning rate, before its batch comes, and its collectives would deadlock with those of the loop.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._more: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._done.put(None)
-        self.model.stop_training = not self._more.get()
-
-    def wait(self) -> None:
-        """Until `fit` has made a step; raises what it raised."""
-        if (error := self._done.get()) is not None:
-            raise error
-
-    def fail(self, error: Exception) -> None:
-        self._done.put(error)
-
-    def proceed(self) -> None:
-        self._more.put(True)
-
-    def end(self) -> None:
-        self._more.put(False)

@@ -1,26 +1,18 @@
-"""The models as Keras models, and the map between their variables and the framework-neutral names."""
+"""The models as Keras models that a step of TensorFlow trains, with what the host has drawn for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-from dpcompare.backends.keras.model import (
-    MappedVariable,
-    layer_name,
-    layers_of,
-    mapped_variables,
-    with_neutral_names,
-)
-from dpcompare.backends.keras.settings import made_with
+from dpcompare.backends.keras.build import build, custom
+from dpcompare.backends.keras.model import layer_name, layers_of
 from dpcompare.config.workload import Workload
-from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model
+from dpcompare.models.architectures import model_of
 from dpcompare.models.layer_matching import NO_NAMES, Layer
 from dpcompare.models.spec import IMAGE_DIMENSIONS, NO_COLUMNS, channels_first, columns, shape_of_draws
-from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FrameworkArray, PassedOn
 
@@ -39,26 +31,18 @@ def build_model(
         names: layers of a custom model with tensors, in their order -> the names that their tensors get.
         drop_columns: `RunConfig.drop_columns` of a custom model.
     """
-    name = workload.model
-    if is_custom(name):
-        own = _custom(name, workload.image_size, num_classes, workload.precision, names)
-        for layer in own.layers:
-            if isinstance(layer, keras.layers.BatchNormalization):
-                layer.synchronized = workload.batchnorm == "sync"
+    model = build(workload, num_classes, "tensorflow", names)
+    dropping = [layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
+    if is_custom(workload.model):
         # By their order, since Keras counts on in the names that it gives.
-        dropping = [layer.name for layer in own.layers if isinstance(layer, keras.layers.Dropout) and layer.rate]
-        of_layer = dict(zip(dropping, drop_columns.values(), strict=True)) if drop_columns else {}
-        return _with_shared_drops(own, of_layer) if of_layer else own
-    model = family_of(name, "tensorflow").build(name, workload.image_size, num_classes)
-    return _aligned(model, workload)
-
-
-def _custom(
-    name: str, image_size: int, num_classes: int, precision: str = "float32", names: Mapping[str, str] = NO_NAMES
-) -> keras.Model:
-    custom = custom_model(name)
-    made = made_with("tensorflow", precision, lambda: custom.build("tensorflow", image_size, num_classes))
-    return with_neutral_names(made, name, custom, "tensorflow", image_size, names)
+        own = [layer.name for layer in dropping if layer.rate]
+        of_layer = dict(zip(own, drop_columns.values(), strict=True)) if drop_columns else {}
+    elif workload.regularization == "off":
+        of_layer = {}
+    else:
+        named = columns(model_of(workload.model).drops)
+        of_layer = {layer.name: named[layer_name(model, layer)] for layer in dropping}
+    return _with_shared_drops(model, of_layer) if of_layer else model
 
 
 def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
@@ -67,26 +51,7 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     Raises:
         RequestError: it is not a Keras model, gives something else than logits, or has two tensors of the same name.
     """
-    return layers_of(_custom(name, image_size, num_classes), name, "tensorflow", image_size, num_classes)
-
-
-def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
-    """The same model with the constants of BatchNorm and the regularization that all frameworks share."""
-    spec = model_of(workload.model)
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.epsilon, layer.momentum = spec.batchnorm_epsilon, workload.batchnorm_momentum
-            layer.synchronized = workload.batchnorm == "sync"
-        if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw itself
-            layer.rate = 0.0
-    model.neutral_layer_name = spec.keras_layer_name
-    if workload.regularization == "off":
-        return model
-    named = columns(spec.drops)
-    neutral = {
-        layer.name: layer_name(model, layer) for layer in model.layers if isinstance(layer, keras.layers.Dropout)
-    }
-    return _with_shared_drops(model, {in_keras: named[name] for in_keras, name in neutral.items()})
+    return layers_of(custom(name, image_size, num_classes, "tensorflow"), name, "tensorflow", image_size, num_classes)
 
 
 class SharedDrop(keras.layers.Layer):
@@ -128,37 +93,3 @@ def _with_shared_drops(model: keras.Model, of_layer: Mapping[str, slice]) -> ker
     regularized = keras.Model([images, drop_masks], rebuilt.outputs[0])
     regularized.neutral_layer_name = model.neutral_layer_name
     return regularized
-
-
-def load_model(model: keras.Model, state: State, name: str) -> None:
-    """Give a model's variables the tensors of a state.
-
-    Raises:
-        ValueError: they are not those of the model, which is called `name`.
-    """
-    variables = {mapped.name: mapped for mapped in mapped_variables(model)}
-    if state.keys() != variables.keys():
-        raise ValueError(
-            f"state does not fit {name}: missing {sorted(variables.keys() - state.keys())}, "
-            f"unknown {sorted(state.keys() - variables.keys())}"
-        )
-    for tensor, mapped in variables.items():
-        mapped.variable.assign(mapped.layout.from_neutral(state[tensor]))
-
-
-def mapped_slots(
-    model: keras.Model, slots: Mapping[str, Sequence[keras.Variable]]
-) -> dict[str, tuple[MappedVariable, keras.Variable]]:
-    """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot.
-
-    Args:
-        model: whose parameters are optimized.
-        slots: of the optimizer: name -> the slot of each parameter, in the model's order.
-    """
-    by_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
-    parameters = [by_variable[id(variable)] for variable in model.trainable_variables]
-    return {
-        f"{slot}.{mapped.name}": (mapped, value)
-        for slot, values in slots.items()
-        for mapped, value in zip(parameters, values, strict=True)
-    }

@@ -55,7 +55,7 @@ class KerasModule(OwnBatchNorms):
     def _layer(self, name: str) -> nn.Module:
         """The module of a layer, made if there is none."""
         module: nn.Module = self
-        for part in name.split("."):
+        for part in filter(None, name.split(".")):  # a tensor that belongs to no layer is the model's
             if part not in dict(module.named_children()):
                 if hasattr(module, part):
                     raise RequestError(
@@ -67,7 +67,10 @@ class KerasModule(OwnBatchNorms):
         return module
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        tensors = {f"{layer}.{kind}": getattr(self.get_submodule(layer), kind) for layer, kind in self._tensors}
+        tensors = {
+            f"{layer}.{kind}" if layer else kind: getattr(self.get_submodule(layer), kind)
+            for layer, kind in self._tensors
+        }
         # Keras moves what it is given to a device of its own choice, which is the first GPU.
         with keras.device(str(images.device)):
             computed = self._function(

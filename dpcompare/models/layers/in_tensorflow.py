@@ -50,7 +50,12 @@ class Attention(keras.layers.Layer):
     def call(self, x: FrameworkArray) -> FrameworkArray:
         tokens, width = x.shape[1], x.shape[2] // 3
         parts = keras.ops.reshape(x, (-1, tokens, 3, width // self._head_width, self._head_width))
-        heads = keras.ops.dot_product_attention(parts[:, :, 0], parts[:, :, 1], parts[:, :, 2])
+        queries, keys, values = parts[:, :, 0], parts[:, :, 1], parts[:, :, 2]
+        if keras.backend.backend() == "jax":  # whose own attention takes the softmax in float32, whatever the type
+            scores = keras.ops.einsum("bqhd,bkhd->bhqk", queries, keys) / math.sqrt(self._head_width)
+            heads = keras.ops.einsum("bhqk,bkhd->bqhd", keras.ops.softmax(scores), values)
+        else:
+            heads = keras.ops.dot_product_attention(queries, keys, values)
         return keras.ops.reshape(heads, (-1, tokens, width))
 
 
@@ -60,6 +65,15 @@ class Gelu(keras.layers.Layer):
     def call(self, x: FrameworkArray) -> FrameworkArray:
         # Not tf.nn.gelu, whose root of 2 is float32 where all else is float64.
         return 0.5 * x * (1 + keras.ops.erf(x / math.sqrt(2)))
+
+
+DOT = "__"
+"""In the place of a dot, in torch."""
+
+
+def keras_name(name: str) -> str:
+    """The name of a layer as Keras takes it: in torch, where its tensors are parameters of modules, without dots."""
+    return name.replace(".", DOT) if keras.backend.backend() == "torch" else name
 
 
 def type_of_tensors() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from dpcompare.models.layers.in_tensorflow import keras_name
 from dpcompare.models.resnet.spec import STEM, Block, Convolution, blocks
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.system.type_names import FrameworkArray
@@ -30,5 +31,7 @@ def _block(block: Block, x: FrameworkArray) -> FrameworkArray:
 
 def _normed(each: Convolution, x: FrameworkArray) -> FrameworkArray:
     padded = keras.layers.ZeroPadding2D(each.padding)(x) if each.padding else x
-    x = keras.layers.Conv2D(each.channels_out, each.size, strides=each.stride, use_bias=False, name=each.name)(padded)
-    return keras.layers.BatchNormalization(name=each.norm)(x)
+    x = keras.layers.Conv2D(
+        each.channels_out, each.size, strides=each.stride, use_bias=False, name=keras_name(each.name)
+    )(padded)
+    return keras.layers.BatchNormalization(name=keras_name(each.norm))(x)
