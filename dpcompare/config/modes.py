@@ -59,6 +59,8 @@ class Mode:
     device_types: frozenset[str] = frozenset({"cpu", "gpu"})
     unverifiable: str = ""
     """Why it cannot be compared with others as closely as `verify` does."""
+    inexact: str = ""
+    """Why another framework cannot repeat its last steps as exactly as its late step is judged."""
     by_default: bool = True
     """Whether `compare` takes it where no arms are named, if its framework is installed."""
     packages: tuple[str, ...] = ()
@@ -127,7 +129,6 @@ def _by_keras(*, drops: bool = False, **fields: Any) -> Mode:
     Keras keeps the learning rate inside SGD's momentum, accumulates micro-batches by another rule, and updates weights
     by an optimizer of its own. `drops` says if it takes what the host has drawn for dropout.
     """
-    fields = {"unverifiable": "Keras trains by its own Adam alone, and `verify` reads gradients from SGD"} | fields
     return Mode(
         supported_values={
             **{"optimizer": ("adam",), "accumulate": (1,)},
@@ -135,6 +136,7 @@ def _by_keras(*, drops: bool = False, **fields: Any) -> Mode:
             **({} if drops else {"regularization": ("off",)}),
         },
         gradient_sync_separable=False,
+        unverifiable="Keras trains by its own Adam alone, and `verify` reads gradients from SGD",
         by_default=False,
         **fields,
     )
@@ -240,7 +242,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="Keras's own fit under MirroredStrategy, to measure what it costs",
         collective={"cpu": "ring", "gpu": "nccl"},
         drops=True,
-        unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
+        inexact="Keras rounds the constants of its optimizers to float32, also in a float64 run",
     ),
     ("tensorflow", "tpu"): Mode(
         target="tensorflow.modes:Tpu",
@@ -251,6 +253,7 @@ MODES: dict[tuple[str, str], Mode] = {
         sync_batchnorm_on=frozenset({"tpu"}),
         gradient_sync_separable=False,
         unverifiable="there has been none to try it on",
+        inexact="there has been none to try it on",
         by_default=False,
     ),
     ("jax", "single"): Mode(

@@ -29,6 +29,8 @@ class TuningOption:
     """Device type -> the value of the strict profile."""
     modes: tuple[str, ...] | None = None
     """Where only some modes have it."""
+    not_in: tuple[str, ...] = ()
+    """Modes that have it not."""
     only_with: Mapping[str, str] = field(default_factory=dict)
     """Field of a workload -> the value without which the setting would change nothing."""
     changes_precision: bool = False
@@ -48,12 +50,18 @@ TF32 = TuningOption(
     gpu_values=("off", "on"), native={"gpu": "on"}, only_with={"precision": "float32"}, changes_precision=True
 )
 
+BY_KERAS = ("keras-fit",)
+"""The modes in which Keras decides."""
+
 SETTINGS: dict[str, dict[str, TuningOption]] = {
     "torch": {
         # As TensorFlow on the CPU, where torch's default NCHW takes up to twice the time, because of depthwise
         # convolutions. With ResNet-18 it is faster (docs/evidence/models.md), which autotune finds.
         "memory_layout": TuningOption(
-            values=("NCHW", "NHWC"), strict={"cpu": "NHWC", "gpu": "NCHW"}, native={"cpu": "NHWC", "gpu": "NHWC"}
+            values=("NCHW", "NHWC"),
+            strict={"cpu": "NHWC", "gpu": "NCHW"},
+            native={"cpu": "NHWC", "gpu": "NHWC"},
+            not_in=BY_KERAS,
         ),
         "tf32": TF32,
         # As TensorFlow, whose Adam is one kernel for a tensor; torch's default on the CPU is ten for each.
@@ -61,6 +69,7 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
             values=("default", "foreach", "fused"),
             strict={"cpu": "fused", "gpu": "default"},
             native={"cpu": "fused", "gpu": "fused"},
+            not_in=BY_KERAS,
         ),
         # One kernel for what are a dozen operations by default; it refuses CPU tensors. Unmeasured.
         "batchnorm_kernels": TuningOption(
@@ -96,11 +105,12 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
             values=("shifts", "kernel"),
             strict={"cpu": "shifts", "gpu": "kernel"},
             native={"cpu": "shifts", "gpu": "kernel"},
+            not_in=BY_KERAS,
         ),
         # Whether a step writes into the memory of the state that it replaces, as the other frameworks do.
-        "donation": TuningOption(values=("on", "off"), native={"cpu": "on", "gpu": "on"}),
+        "donation": TuningOption(values=("on", "off"), native={"cpu": "on", "gpu": "on"}, not_in=BY_KERAS),
         # XLA can order a step so that its collectives continue while it computes. Unmeasured.
-        "scheduler": TuningOption(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
+        "scheduler": TuningOption(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}, not_in=BY_KERAS),
     },
 }
 
@@ -124,6 +134,7 @@ def tuning_options(
         name: setting
         for name, setting in SETTINGS.get(framework, {}).items()
         if (setting.modes is None or mode in setting.modes)
+        and mode not in setting.not_in
         and setting.values_on(device_type)
         and (workload is None or _takes_effect(setting, workload))
     }

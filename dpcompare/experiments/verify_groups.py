@@ -203,7 +203,9 @@ def check_request(modes: Sequence[str], replicas: Sequence[int], accumulate: int
             "among the replicas and their micro-batches with at least 2 each; expected some of "
             f"{', '.join(map(str, possible))}"
         )
-    reasons = [f"{mode}: {row.unverifiable}" for (_, mode), row in MODES.items() if mode in modes and row.unverifiable]
+    reasons = dict.fromkeys(
+        f"{mode}: {row.unverifiable}" for (_, mode), row in MODES.items() if mode in modes and row.unverifiable
+    )
     if reasons:
         raise RequestError(
             f"--modes: received what cannot be verified: {'; '.join(reasons)}; expected modes without these"

@@ -93,7 +93,7 @@ def why_not(config: PreparedRun) -> str | None:
         "no other device normalises by micro-batches of all replicas": (
             has_batchnorm and workload.batchnorm == "sync" and workload.accumulate > 1 and replicas > 1
         ),
-        f"{config.mode}: {config.mode_row.unverifiable}": bool(config.mode_row.unverifiable),
+        f"{config.mode}: {config.mode_row.inexact}": bool(config.mode_row.inexact),
         f"its nodes are other machines (engine {config.placement.engine})": config.placement.engine != "local",
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

@@ -36,7 +36,7 @@ def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices
         precision="float64", schedule="cosine", lr_warmup_steps=3, label_smoothing=0.2,
         **{"batchnorm": "sync", "batchnorm_recompute": 1} if model == "toy-bn" else {},
     )  # fmt: skip
-    changes = {"checkpoint_every": 2, "evaluate_every": 3}
+    changes = {"checkpoint_every": 4, "evaluate_every": 7, "steps_per_window": 3}  # losses are read three steps later
     fit = trained("keras-fit", tmp_path / "fit", workload, framework, devices, **changes)
     loop = trained("single", tmp_path / "loop", workload, "torch", 1, **changes)
     assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < 1e-12
@@ -46,6 +46,34 @@ def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices
     assert fit.computed.replica_difference is None
     assert fit.compiled_steps == ([1] if framework == "jax" else [])
     assert fit.settings["loop"] == "Keras fit"
+    found = {name: fit.settings.get(name) for name in ("convolutions", "optimizer_kernels", "memory_layout")}
+    assert found == {
+        "convolutions": "kernel" if framework == "jax" else None, "optimizer_kernels": "Keras", "memory_layout": "NHWC"
+    }  # fmt: skip
+
+
+OWN_TERMS = """
+import keras
+
+def regularized(num_classes):
+    layers = keras.layers
+    last = layers.Dense(num_classes, kernel_regularizer="l2", name="last")
+    return keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), last])
+"""
+
+
+@pytest.mark.torch
+@KERAS
+@pytest.mark.usefixtures("warm")
+def test_a_model_with_terms_of_its_own_is_refused(tmp_path, monkeypatch):
+    """`fit` would add them to the loss, and the loop does not."""
+    (tmp_path / "terms.py").write_text(OWN_TERMS)
+    monkeypatch.chdir(tmp_path)
+    workload = Workload(
+        model="terms:regularized", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=2
+    )
+    with pytest.raises(RunFailedError, match="last/kernel has a regularizer or a constraint"):
+        trained("keras-fit", tmp_path / "run", workload, "torch", 1)
 
 
 @pytest.mark.tensorflow

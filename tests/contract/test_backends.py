@@ -77,7 +77,8 @@ except SystemExit as ended:
     ],
 )
 def test_the_frameworks_never_load_each_other(framework, others):
-    modules = {row.target.split(":")[0] for (known, _), row in MODES.items() if known == framework}
+    rows = [row for (known, _), row in MODES.items() if known == framework and "keras" not in row.packages]
+    modules = {row.target.split(":")[0] for row in rows}  # Keras loads what it computes with
     code = "\n".join(f"import dpcompare.backends.{module}" for module in sorted(modules))
     assert not others & set(imported_frameworks(code))  # timm's models and layers only where they are trained
 

@@ -156,7 +156,9 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
 def test_forked_processes_train_what_launched_ones_do(launched, trained, arm):
     """What the tests below of variants of a mode rest on."""
     started, forked = launched(*arm)[0], trained(*arm)
-    assert forked.train_loss == started.train_loss
+    # Of JAX, XLA optimizes less there; see tests/support/warm.py.
+    alike = pytest.approx(started.train_loss, rel=1e-5) if arm[0] == "jax" else started.train_loss
+    assert forked.train_loss == alike
     assert (forked.collective, forked.versions) == (started.collective, started.versions)
     measured = "stages"  # where a pipeline is cut, by the seconds of its layers
     settings = [{name: value for name, value in one.settings.items() if name != measured} for one in (forked, started)]

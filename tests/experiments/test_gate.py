@@ -124,13 +124,13 @@ def test_rounds_that_are_not_sound_decide_nothing():
 @pytest.mark.slow
 def test_all_looks_are_wrong_in_a_twentieth_of_the_worst_cases():
     generator = np.random.default_rng(1)
-    gates = 100
+    gates = 200
     wrong = {"slower": 0, "not slower": 0}
     for _ in range(gates):
         row = judged(list(0.98 * np.exp(generator.normal(0, 0.02, LOOKS[-1]))))
         if row.outcome != "undecided":
             wrong[row.outcome] += 1
-    assert max(wrong.values()) <= 11  # 4.4% are 4.4; more than 11 come in one such test of 700
+    assert max(wrong.values()) <= 18  # 4.4% are 9; more than 18 come in one such test of 700
 
 
 class TestRounds:

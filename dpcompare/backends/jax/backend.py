@@ -133,7 +133,7 @@ class JaxBackend(Inspectable):
 
     def _make_functions(self) -> None:
         """The steps as compiled functions, which JAX traces and compiles when they are first called."""
-        replaced = (0,) if self.config.tuning["donation"] == "on" else ()
+        replaced = (0,) if self.config.tuning.get("donation") == "on" else ()
         function, state, own = self.compiled, partition_specs(self.of_step), self.of_step
         sums = (own, SHARDED)
         self._train = function(

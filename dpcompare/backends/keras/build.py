@@ -58,8 +58,7 @@ def custom(
         RequestError: it is not a Keras model, as far as that is known before it is called.
     """
     given = custom_model(name)
-    of = framework if framework == "tensorflow" or given.keras is None else "keras"
-    made = made_with(framework, precision, lambda: given.build(of, image_size, num_classes), scope)
+    made = made_with(framework, precision, lambda: given.build(framework, image_size, num_classes), scope)
     return with_neutral_names(made, name, given, framework, image_size, names)
 
 

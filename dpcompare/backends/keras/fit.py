@@ -9,12 +9,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.keras.build import load_model, mapped_slots
 from dpcompare.backends.keras.model import MappedVariable, mapped_variables
 from dpcompare.backends.keras.settings import Scope
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
+from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState, is_statistic
 from dpcompare.system.type_names import FrameworkArray
 
@@ -49,7 +51,11 @@ class Fit:
         data: that it trains on.
         scope: of the thread.
         before: called when `fit` has set its metrics to 0, before the first step.
+
+        Raises:
+            RequestError: `fit` would train something else than the loop does.
         """
+        _refuse_own_terms(model)
         self._model, self._data, self._scope = model, data, scope
         self._turns = _StepHandshake(before, model=model, add_history=True)
         self._thread: threading.Thread | None = None
@@ -78,6 +84,17 @@ class Fit:
         if self._thread is not None:
             self._turns.end()
             self._thread.join()
+
+
+def _refuse_own_terms(model: keras.Model) -> None:
+    """Raise RequestError for what only `fit` adds to the loss, or changes after an update."""
+    own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
+    own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
+    if own:
+        raise RequestError(
+            f"model: {own[0]} has a regularizer or a constraint, which Keras's fit obeys and no other mode; expected a "
+            "model without, and --weight-decay with other modes"
+        )
 
 
 class CurrentBatch(DataAdapter):
@@ -201,8 +218,7 @@ class FittedModel:
         """Continue from a state of a model called `name`."""
         load_model(self.model, state.model, name)
         for slot_name, (mapped, slot) in self._slots.items():
-            shape = mapped.layout.to_neutral(slot.numpy()).shape
-            value = state.optimizer[slot_name] if state.step else keras.ops.convert_to_numpy(keras.ops.zeros(shape))
+            value = state.optimizer[slot_name] if state.step else np.zeros_like(mapped.on_host(slot))
             slot.assign(mapped.layout.from_neutral(value))
         self.adam.iterations.assign(state.step)
 
@@ -233,7 +249,8 @@ class _SumsOfStep(keras.metrics.Metric):
         self.images.assign(self.images + keras.ops.cast(keras.ops.sum(counted), "int32"))
 
     def result(self) -> FrameworkArray:
-        return self.total.value
+        # Not the variable's own value, which the next step replaces, in torch within the same tensor.
+        return self.total + 0
 
 
 def _losses(row_losses: RowLosses, labels: FrameworkArray, logits: FrameworkArray) -> FrameworkArray:

@@ -115,7 +115,7 @@ class TorchBackend(Inspectable):
         self.num_replicas = self.parallel.num_replicas
         model = self.build_model().to(self.precision.dtype)
         self._has_own_batch_norms = isinstance(model, OwnBatchNorms)
-        channels_last = self.config.tuning["memory_layout"] == "NHWC"
+        channels_last = self.config.tuning.get("memory_layout", "NHWC") == "NHWC"
         self.features_layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device_feed = DeviceFeed(self.device, self.precision.dtype, self.features_layout)
         layout = self.parallel.parameter_layout(self.features_layout)

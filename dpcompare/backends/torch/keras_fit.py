@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.keras_module import KerasModule
 from dpcompare.backends.torch.optimizer import load_slots
 from dpcompare.data.batches import DeviceBatch
+from dpcompare.models.architectures import model_of
 from dpcompare.models.state import TrainingState
 from dpcompare.system.type_names import Array
 
@@ -46,6 +48,7 @@ class KerasFit(TorchBackend):
         with self._scope():
             self._fitted = FittedModel(self._keras, self.row_losses, jit_compile=False)
         self._steps_before, self._steps_loaded = 0, 0
+        self._rate: float | None = None
         self._fit = Fit(self._keras, CurrentBatch(), self._scope)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> torch.Tensor:
@@ -53,12 +56,15 @@ class KerasFit(TorchBackend):
             self._give_to_keras()
         self._step += 1
         (batch,) = batches
-        self._fitted.adam.learning_rate.assign(np.float64(learning_rate))
+        if learning_rate != self._rate:  # to write it waits for a GPU
+            self._rate = learning_rate
+            with self._scope():
+                self._fitted.adam.learning_rate.assign(np.float64(learning_rate))
         images = batch.images.permute(0, 2, 3, 1)
         logs = self._fit.step((images, batch.labels, batch.weights / batch.global_count))
         self._mark_end_of_step()
         self._is_behind = True
-        loss_sum: torch.Tensor = logs[LOSS_SUM].detach().clone()  # Keras writes the next one into the same tensor
+        loss_sum: torch.Tensor = logs[LOSS_SUM].detach()
         return loss_sum
 
     def _take_from_keras(self) -> None:
@@ -112,7 +118,20 @@ class KerasFit(TorchBackend):
         return Counters(optimizer_steps=self._steps_made(), images=self._fitted.images_computed)
 
     def describe(self) -> Description:
-        return super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
+        description = (
+            super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras", memory_layout="NHWC")
+        )
+        if model_of(self.workload.model).attention(self.workload.image_size):
+            return description.with_settings(attention="scaled_dot_product_attention")
+        return description
+
+    @contextmanager
+    def profile(self, path: Path) -> Iterator[None]:
+        # Keras trains in another thread than the one that asks for the trace.
+        every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        with torch.profiler.profile(experimental_config=every_thread) as profiler:
+            yield
+        profiler.export_chrome_trace(str(path))
 
     def teardown(self) -> None:
         self._fit.end()

@@ -94,7 +94,7 @@ class Parallel:
     @property
     def optimizer_kernels(self) -> str:
         """Which of torch's implementations updates the parameters; see `dpcompare.config.tuning`."""
-        return self.config.tuning["optimizer_kernels"]
+        return self.config.tuning.get("optimizer_kernels", "default")
 
     def place_stages(self, model: nn.Module, micro_batch: Callable[[], torch.Tensor]) -> nn.Module:
         """The model as it computes, its layers on the devices of this process's replica.
