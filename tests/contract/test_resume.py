@@ -105,7 +105,7 @@ LAUNCHED = ("single", "ddp", "multiworker")
 
 @pytest.mark.parametrize("arm", DEFAULT_AND_SLOW_MODES)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after, request):
-    if arm[1] not in LAUNCHED:
+    if arm[1] not in LAUNCHED or arm[0] == "jax":  # which optimizes less there; see tests/support/warm.py
         request.getfixturevalue("warm")
     mode = MODES[arm[:2]]
     changes = {name: EVALUATED[name] for name in EVALUATED if name not in mode.supported_values}
