@@ -92,8 +92,8 @@ def _refuse_own_terms(model: keras.Model) -> None:
     own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
     if own:
         raise RequestError(
-            f"model: {own[0]} has a regularizer or a constraint, which Keras's fit obeys and no other mode; expected a "
-            "model without, and --weight-decay with other modes"
+            f"model: {own[0]} has a regularizer or a constraint, which Keras's fit obeys and other modes ignore; "
+            "expected a model without it"
         )
 
 
