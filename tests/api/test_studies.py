@@ -1,8 +1,6 @@
 """Studies from Python: the same as from the command line, also under an event loop, in a thread, and twice at once."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -42,14 +40,14 @@ print(report.claims[0].sentence)
 
 
 @pytest.mark.torch
-def test_a_study_from_python_is_one_of_the_command_line(tmp_path):
-    (tmp_path / "script.py").write_text(CODE)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    made, other, refusal, sentence = done.stdout.splitlines()
+@pytest.mark.usefixtures("warm")
+def test_a_study_from_python_is_one_of_the_command_line(tmp_path, capsys):
+    exec(compile(CODE, "script.py", "exec"), {"__name__": "__main__"})
+    done = capsys.readouterr()
+    made, other, refusal, sentence = done.out.splitlines()
     assert (made, other) == ("Study('a': 2 arms, 1 round)", "Study('b': 2 arms, 1 round)")
     assert "is being run by another process" in refusal
-    assert "[1/2] round 1: torch single 1x1" in done.stderr  # progress, as of the command
+    assert "[1/2] round 1: torch single 1x1" in done.err  # progress, as of the command
     assert "torch single 1x1 and torch single 1x1 batchnorm=sync are NOT COMPARABLE" in sentence
     from_the_command = dpcompare("report", tmp_path / "a", "--json", "-")
     assert from_the_command.json["claims"][0]["sentence"] == sentence

@@ -251,6 +251,7 @@ def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.usefixtures("first_group")
 def test_verify_compares_two_environments(copied, tmp_path):
     """Also where the usual one has no framework."""
     model = (

@@ -110,12 +110,12 @@ def test_a_backend_that_is_none_is_refused_before_the_run(mine, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     arms = ("torch:single", f"torch:single,backend={mine}:AsItIs", f"torch:single,backend={mine}:Squared")
-    process = start("compare", *arms, *TRAINING, "--no-late-step", "--out", str(tmp_path / "study"))
-    out, said = process.communicate()
-    assert process.returncode == 0, said
-    assert f"All but torch single 1x1 backend={mine}:Squared are comparable." in out
+    done = invoke("compare", *arms, *TRAINING, "--out", tmp_path / "study")
+    assert done.code == 0, done.stderr
+    assert f"All but torch single 1x1 backend={mine}:Squared are comparable." in done.stdout
     reasons = invoke("report", str(tmp_path / "study"), "--json").json["reasons"]
     assert any(reason.startswith("first loss: ") for reason in reasons), reasons
     assert not any("backend" in reason.partition(":")[0] for reason in reasons), reasons
@@ -123,15 +123,13 @@ def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     settings = json.loads((run / "result.json").read_text())["settings"]
     assert list(settings["backend_modules"]) == ["backends_of_mine.py"]
     assert f"torch single 1x1 backend={mine}:AsItIs" in invoke("report", str(run)).stdout
-    like = start("verify", "--like", str(run), "--json")
-    out, said = like.communicate()
-    assert like.returncode == 0, said
-    assert f"torch single by {mine}:AsItIs" in out
+    like = invoke("verify", "--like", run, "--json")
+    assert like.code == 0, like.stderr
+    assert f"torch single by {mine}:AsItIs" in like.stdout
     file = Path("backends_of_mine.py")
     file.write_text(file.read_text() + "# changed\n")
-    refused = start("verify", "--like", str(run))
-    assert f"--like: the file of the backend {mine}:AsItIs has changed since the run" in refused.communicate()[1]
-    assert refused.returncode == 2
-    more = start("compare", "--resume", str(tmp_path / "study"), "--repeats", "2")
-    assert f"a changed backends_of_mine.py of the backend {mine}:AsItIs" in more.communicate()[1]
-    assert more.returncode == 2
+    refused = invoke("verify", "--like", run)
+    assert f"--like: the file of the backend {mine}:AsItIs has changed since the run" in refused.stderr
+    more = invoke("compare", "--resume", tmp_path / "study", "--repeats", "2")
+    assert f"a changed backends_of_mine.py of the backend {mine}:AsItIs" in more.stderr
+    assert (refused.code, more.code) == (2, 2)

@@ -65,7 +65,8 @@ class Own(load_backend("jax", mode)):
 """,
 }
 LOOP = """
-import json, sys
+import json, os, sys
+from importlib import import_module
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.backends import load_backend
 from dpcompare.launch.inputs import prepare_inputs
@@ -73,14 +74,24 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
 
-framework, mode, replicas = sys.argv[1], sys.argv[2], int(sys.argv[3])
+framework, cases = sys.argv[1], json.loads(sys.argv[2])
+for name in {"torch": ["torch._dynamo"], "tensorflow": ["tensorflow", "keras"], "jax": ["jax"]}[framework]:
+    import_module(name)  # once, and each case has a process that is forked from this one
+for mode, replicas, asked, port in cases:
+    if not (pid := os.fork()):
+        break
+    if status := os.waitpid(pid, 0)[1]:
+        sys.exit(os.waitstatus_to_exitcode(status))
+else:
+    sys.exit()
+os.environ["MASTER_PORT"] = str(port)
 OWN
 workload = Workload(model="toy-cnn", image_size=32, precision="float64", dataset="synthetic-mini", global_batch_size=16)
 cluster = Cluster.partition(1, replicas, device="cpu")
 config = prepare_inputs(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster))
-if sys.argv[4] == "own loss":
+if asked == "loss":
     del Own.build_optimizer
-backend = (load_backend(framework, mode) if sys.argv[4] == "as it is" else Own)(config)
+backend = (load_backend(framework, mode) if asked == "nothing" else Own)(config)
 backend.setup()
 train = open_store(config.inputs.store).split("train")
 reader = BatchReader(train, None, data_parallel_rank=0, data_parallel_size=1, replicas_per_process=replicas)
@@ -100,21 +111,21 @@ SWITCHES = {
 }
 
 
-def losses(framework, mode, replicas, folder, loss="own"):
+def losses(folder, framework, *cases):
+    """The losses of each case, which is a mode, its replicas and what is the user's own."""
     script = folder / "own_training.py"
     script.write_text(LOOP.replace("OWN", OWN[framework]))
+    asked = [[*case, port] for case, port in zip(cases, free_ports(len(cases)), strict=True)]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}  # as torchrun has it
-    alone |= {"MASTER_PORT": str(free_ports(1)[0])} if mode == "fabric" else {}
     done = subprocess.run(
-        [sys.executable, script, framework, mode, str(replicas), loss],
-        capture_output=True,
-        text=True,
-        env=os.environ | alone,
+        [sys.executable, script, framework, json.dumps(asked)], capture_output=True, text=True, env=os.environ | alone
     )
     assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout.splitlines()[-1])
-    assert printed["switches"] == ([] if loss == "as it is" else SWITCHES[framework])
-    return np.array(printed["losses"])
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"losses"')]
+    assert [each["switches"] for each in printed] == [
+        [] if own == "nothing" else SWITCHES[framework] for _, _, own in cases
+    ]
+    return [np.array(each["losses"]) for each in printed]
 
 
 @pytest.mark.slow
@@ -122,13 +133,21 @@ def losses(framework, mode, replicas, folder, loss="own"):
 @pytest.mark.tensorflow
 @pytest.mark.jax
 def test_own_losses_and_optimizers_are_the_same_everywhere(tmp_path):
-    expected = losses("torch", "single", 1, tmp_path)
-    assert np.abs(losses("torch", "single", 1, tmp_path, loss="as it is") - expected).max() > 0.1
-    for framework in ("tensorflow", "jax"):
-        assert np.isfinite(losses(framework, "single", 1, tmp_path, loss="as it is")).all()
-    usual_updates = losses("torch", "single", 1, tmp_path, loss="own loss")
+    usual, usual_updates, expected, dp, fabric = losses(
+        tmp_path,
+        "torch",
+        ("single", 1, "nothing"),
+        ("single", 1, "loss"),
+        ("single", 1, "loss and optimizer"),
+        ("dp", 2, "loss and optimizer"),
+        ("fabric", 1, "loss and optimizer"),  # of which two replicas are not in one process
+    )
+    assert np.abs(usual - expected).max() > 0.1
     assert usual_updates[0] == expected[0]
     assert np.abs(usual_updates - expected)[1:].min() > 1e-4
-    for framework, mode in (("torch", "dp"), ("torch", "fabric"), ("tensorflow", "mirrored"), ("jax", "spmd")):
-        replicas = 1 if mode == "fabric" else 2  # which is in one process here
-        assert np.abs(losses(framework, mode, replicas, tmp_path) / expected - 1).max() < 1e-9, (framework, mode)
+    found = {"dp": dp, "fabric": fabric}
+    for framework, mode in (("tensorflow", "mirrored"), ("jax", "spmd")):
+        one, found[mode] = losses(tmp_path, framework, ("single", 1, "nothing"), (mode, 2, "loss and optimizer"))
+        assert np.isfinite(one).all()
+    for mode, each in found.items():
+        assert np.abs(each / expected - 1).max() < 1e-9, mode

@@ -331,10 +331,10 @@ Conv2dSame.forward = forward
     ),
     "BatchNorm's momentum 0.9 whatever is asked for": Fault(
         framework="tensorflow",
-        module="backends.tensorflow.model",
+        module="backends.keras.build",
         inject="""
-shared = module._aligned
-module._aligned = lambda model, workload: shared(model, workload.model_copy(update={"batchnorm_momentum": 0.9}))
+shared = module._built_in
+module._built_in = lambda workload, *rest: shared(workload.model_copy(update={"batchnorm_momentum": 0.9}), *rest)
 """,
         caught_by="BatchNorm statistics",
         on_sheet=("first evaluation loss",),

@@ -50,7 +50,7 @@ module.blocks = version_1
     ),
     "BatchNorm's epsilon of Keras's ResNet50, 1.001e-5": Fault(
         framework="tensorflow",
-        module="backends.tensorflow.model",
+        module="backends.keras.build",
         inject="""
 from dataclasses import replace
 model_of = module.model_of
