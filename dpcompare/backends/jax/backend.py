@@ -406,6 +406,7 @@ class JaxBackend(Inspectable):
                 {
                     "compilation of JAX off": jax.config.jax_disable_jit,  # type: ignore[attr-defined]  # made when JAX loads
                     "search for NaN of JAX on": jax.config.jax_debug_nans,  # type: ignore[attr-defined]
+                    "64-bit types of JAX on": self.workload.precision != "float64" and jax.config.jax_enable_x64,
                 }
             ),
             libraries=runtime.libraries(self.config),

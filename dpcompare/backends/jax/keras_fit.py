@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
-from dpcompare.backends.jax.arrays import local_rows, shard
+from dpcompare.backends.jax.arrays import shard
 from dpcompare.backends.jax.jit import Jit
 from dpcompare.backends.jax.keras_module import KerasModule
 from dpcompare.backends.jax.model import Model
@@ -115,10 +115,9 @@ class KerasFit(Jit):
         self._keras.jax_state_sync()
         self._is_behind = False
         found = self._fitted.state()
-        steps = self._steps_before + found.step - self._steps_loaded
         taken = self._state.with_state(found, self.mesh, self.optimizer, self._dtype, self.of_step)
         self._state = taken._replace(
-            optimizer_steps=shard(self.mesh, np.full(self.num_replicas, steps, np.int32)),
+            optimizer_steps=shard(self.mesh, np.full(self.num_replicas, self._fitted.steps.count, np.int32)),
             # Keras counts those of all devices together.
             images_computed=shard(
                 self.mesh, np.array([self._fitted.images_computed, *[0] * (self.num_replicas - 1)], np.int32)
@@ -127,8 +126,6 @@ class KerasFit(Jit):
 
     def _give_to_keras(self) -> None:
         state = self._state
-        self._steps_before = int(local_rows(state.optimizer_steps)[0])
-        self._steps_loaded = self._step
         self._keras.jax_state_sync()
         with self._scope():
             self._fitted.load(

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.keras.build import load_model, mapped_slots
@@ -34,6 +35,28 @@ def adam(model: keras.Model) -> keras.optimizers.Adam:
 def slots_of(optimizer: keras.optimizers.Adam) -> dict[str, list[keras.Variable]]:
     """What it remembers of each parameter, by our names."""
     return {"exp_avg": optimizer._momentums, "exp_avg_sq": optimizer._velocities}
+
+
+class StepsMade:
+    """The steps that this process has made: an optimizer of Keras itself counts from the state that was loaded last."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before, self._loaded = 0, 0
+
+    @property
+    def since_the_beginning(self) -> int:
+        """The steps of the training, those before the state that was loaded included."""
+        return int(self._optimizer.iterations.numpy())
+
+    @property
+    def count(self) -> int:
+        return self._before + self.since_the_beginning - self._loaded
+
+    def load(self, step: int) -> None:
+        """Continue from a state after so many steps."""
+        self._before, self._loaded = self.count, step
+        self._optimizer.iterations.assign(step)
 
 
 class Fit:
@@ -91,10 +114,20 @@ def _refuse_own_terms(model: keras.Model) -> None:
     own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
     own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
     if own:
-        raise RequestError(
-            f"model: {own[0]} has a regularizer or a constraint, which Keras's fit obeys and other modes ignore; "
-            "expected a model without it"
-        )
+        raise _of_fit_alone(f"{own[0]} has a regularizer or a constraint")
+    for method in ("train_step", "compute_loss"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise _of_fit_alone(f"{type(model).__name__} has a `{method}` of its own")
+
+
+def _of_fit_alone(what: str) -> RequestError:
+    return RequestError(f"model: {what}, which Keras's fit obeys and other modes ignore; expected a model without it")
+
+
+def refuse_added_losses(model: keras.Model) -> None:
+    """Raise RequestError if layers have added losses to those of the step, while it is computed or compiled."""
+    if model.losses:
+        raise _of_fit_alone("one of its layers calls `add_loss`")
 
 
 class CurrentBatch(DataAdapter):
@@ -179,11 +212,12 @@ class FittedModel:
         """
         self.model = model
         self.adam = adam(model)
+        self.steps = StepsMade(self.adam)
         self._slots = mapped_slots(model, slots_of(self.adam))
         self._sums = _SumsOfStep(row_losses)
         model.compile(
             optimizer=self.adam,
-            loss=_WeightedLoss(row_losses),
+            loss=_WeightedLoss(model, row_losses),
             weighted_metrics=[self._sums],
             jit_compile=jit_compile,
         )
@@ -192,11 +226,6 @@ class FittedModel:
     def images_computed(self) -> int:
         """The images whose losses `fit` has computed."""
         return int(self._sums.images.numpy())
-
-    @property
-    def steps_taken(self) -> int:
-        """The steps of the training, those before the state that was loaded included."""
-        return int(self.adam.iterations.numpy())
 
     def trained(self) -> Iterator[tuple[str, MappedVariable, keras.Variable]]:
         """Each parameter, and what the optimizer remembers of it, by its name in a TrainingState."""
@@ -211,7 +240,7 @@ class FittedModel:
         return TrainingState(
             model={mapped.name: mapped.on_host(mapped.variable) for mapped in mapped_variables(self.model)},
             optimizer={name: mapped.on_host(slot) for name, (mapped, slot) in self._slots.items()},
-            step=self.steps_taken,
+            step=self.steps.since_the_beginning,
         )
 
     def load(self, state: TrainingState, name: str) -> None:
@@ -220,17 +249,22 @@ class FittedModel:
         for slot_name, (mapped, slot) in self._slots.items():
             value = state.optimizer[slot_name] if state.step else np.zeros_like(mapped.on_host(slot))
             slot.assign(mapped.layout.from_neutral(value))
-        self.adam.iterations.assign(state.step)
+        self.steps.load(state.step)
 
 
 class _WeightedLoss(keras.losses.Loss):
     """The sum of the losses of all rows, each times its weight."""
 
-    def __init__(self, row_losses: RowLosses) -> None:
+    def __init__(self, model: keras.Model, row_losses: RowLosses) -> None:
         super().__init__()
-        self._row_losses = row_losses
+        self._model, self._row_losses = model, row_losses
+        self._is_first = True
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> FrameworkArray:
+        # In torch, which compiles nothing, every step calls it, and before the first one Keras itself, for the shapes.
+        if self._is_first and not in_symbolic_scope():
+            refuse_added_losses(self._model)
+            self._is_first = False
         return keras.ops.sum(_losses(self._row_losses, labels, logits) * keras.ops.reshape(sample_weight, (-1,)))
 
 

@@ -403,7 +403,12 @@ class TensorFlowBackend(Inspectable):
             threads=runtime.threads(),
             threads_asked=runtime.intra_op_threads(self.config),
             # Not what optimizes graphs: MultiWorkerMirroredStrategy switches some of that itself.
-            switches=switched({"eager functions of TensorFlow": tf.config.functions_run_eagerly()}),
+            switches=switched(
+                {
+                    "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
+                    "compilation of TensorFlow's clusters by XLA on": bool(tf.config.optimizer.get_jit()),
+                }
+            ),
             libraries=runtime.libraries(self.config),
             gradients=None if self.is_server else self._gradients_exchanged(),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=runtime.takes_tf32())

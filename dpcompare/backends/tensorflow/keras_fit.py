@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
-from dpcompare.backends.keras.fit import CurrentBatch, Fit, adam, slots_of
+from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, refuse_added_losses, slots_of
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
@@ -26,15 +26,15 @@ class KerasFit(TensorFlowBackend):
     def setup(self) -> None:
         super().setup()
         with self.strategy.scope():
-            self._loss = _WeightedLoss(self._dtype, self.row_losses)
+            self._loss = _WeightedLoss(self.model, self._dtype, self.row_losses)
             # The formula of our optimizer.py, in a dozen operations per variable instead of one.
             self._adam = adam(self.model)
             self.model.compile(optimizer=self._adam, loss=self._loss, jit_compile=False)
+        self._steps = StepsMade(self._adam)
         self.optimizer.slots = {
             name: [variable.value for variable in variables] for name, variables in slots_of(self._adam).items()
         }
         self._images_computed = self._loss.images
-        self._steps_before, self._steps_loaded = 0, 0
         self._fit = Fit(self.model, _DistributedBatch())
 
     @property
@@ -53,14 +53,11 @@ class KerasFit(TensorFlowBackend):
         return self._loss.total.read_value()
 
     def load_state(self, state: TrainingState) -> None:
-        self._steps_before = self._optimizer_steps()
         super().load_state(state)
-        self._adam.iterations.assign(state.step)
-        self._steps_loaded = state.step
+        self._steps.load(state.step)
 
     def _optimizer_steps(self) -> int:
-        # Keras counts from the state that was loaded last.
-        return self._steps_before + int(self._adam.iterations.numpy()) - self._steps_loaded
+        return self._steps.count
 
     def describe(self) -> Description:
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
@@ -83,9 +80,9 @@ class _DistributedBatch(CurrentBatch, tf.distribute.DistributedDataset):
 class _WeightedLoss(keras.losses.Loss):
     """The weighted sum of the losses of all rows, kept for the loop: Keras itself reports a mean over an epoch."""
 
-    def __init__(self, dtype: tf.DType, row_losses: Callable[..., tf.Tensor]) -> None:
+    def __init__(self, model: keras.Model, dtype: tf.DType, row_losses: Callable[..., tf.Tensor]) -> None:
         super().__init__()
-        self._row_losses = row_losses
+        self._model, self._row_losses = model, row_losses
         self.total = tf.Variable(
             tf.zeros((), dtype),
             trainable=False,
@@ -108,6 +105,7 @@ class _WeightedLoss(keras.losses.Loss):
             self._divisor.assign(global_count)
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
+        refuse_added_losses(self._model)
         row_labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
         losses = self._row_losses(tf.cast(logits, self.total.dtype), row_labels, training=True)
         weights = tf.reshape(sample_weight, [-1])

@@ -47,7 +47,6 @@ class KerasFit(TorchBackend):
         super().setup()
         with self._scope():
             self._fitted = FittedModel(self._keras, self.row_losses, jit_compile=False)
-        self._steps_before, self._steps_loaded = 0, 0
         self._rate: float | None = None
         self._fit = Fit(self._keras, CurrentBatch(), self._scope)
 
@@ -76,7 +75,6 @@ class KerasFit(TorchBackend):
         )
 
     def _give_to_keras(self) -> None:
-        self._steps_before, self._steps_loaded = self._steps_made(), self._step
         with self._scope():
             self._fitted.load(
                 TrainingState(
@@ -85,10 +83,6 @@ class KerasFit(TorchBackend):
                 self.workload.model,
             )
         self._is_ahead = False
-
-    def _steps_made(self) -> int:
-        # Keras counts from the state that was loaded last.
-        return self._steps_before + self._fitted.steps_taken - self._steps_loaded
 
     def _set_training_mode(self, *, training: bool) -> None:
         if self._is_behind:
@@ -115,7 +109,7 @@ class KerasFit(TorchBackend):
         return super().first_grad_norm_sq()
 
     def counters(self) -> Counters:
-        return Counters(optimizer_steps=self._steps_made(), images=self._fitted.images_computed)
+        return Counters(optimizer_steps=self._fitted.steps.count, images=self._fitted.images_computed)
 
     def describe(self) -> Description:
         description = (
