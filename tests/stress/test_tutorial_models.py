@@ -12,7 +12,7 @@ from library import Layer as Base, other
 size = 3
 ```
 
-Text with an `x = 1`, which is no code.
+Text with an `x = 1`, outside the code.
 
 ```{code-cell}
 class Net(Base):
