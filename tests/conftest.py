@@ -184,6 +184,7 @@ def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process runs is trained in processes that need not import a framework first."""
     for module in ("attempt", "late_step"):
         monkeypatch.setattr(f"dpcompare.launch.{module}.launch", warm_launcher.launch)
+    monkeypatch.setattr("dpcompare.backends.custom_model.run_command", warm_launcher.describe)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Frameworks that are imported once: a launcher whose training processes fork from a process that holds theirs already.
 
-For tests of what is trained, not of how processes are started: it takes the place of `launch` alone, so that run
-directory, plan, environment, the entry point `dpcompare.worker`, the loop and the collecting of results are the real
-ones.
+For tests of what is trained, not of how processes are started: it takes the place of `launch`, and of the command that
+builds a custom model, alone. Run directory, plan, environment, the entry point `dpcompare.worker`, the loop and the
+collecting of results are the real ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from select import select
@@ -26,6 +26,7 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
 from dpcompare.results.events import EventTail
 from dpcompare.results.run_dir import attempt_config_path
+from dpcompare.system.commands import run_command
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import PROCESS_POLL_SECONDS
 from tests.support import warm_process
@@ -40,6 +41,7 @@ WHERE_IT_IS_IMPORTED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 """Variables that training processes do not have. Most of a tiny training in JAX is XLA's compiler, which takes half of
 the time without LLVM's optimizations."""
 DOOR = "dpcompare.worker"
+BUILDS_MODELS = "dpcompare.backends.custom_model"
 
 
 class WarmLauncher:
@@ -92,11 +94,22 @@ class WarmLauncher:
                 outcome.vanished.append(process.process_rank)
         return outcome
 
-    def _answer(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch) -> list[int]:
+    def describe(
+        self, argv: Sequence[str], *, env: Mapping[str, str], **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """The same as `commands.run_command` of what builds a custom model; prints into the framework's log."""
+        if argv[0] != sys.executable:
+            return run_command(argv, env=env, **options)
+        door = argv.index(BUILDS_MODELS)
+        request = {"argv": argv[door:], "environment": dict(env), "folder": str(Path.cwd()), "network": None}
+        (status,) = self._answer(argv[door + 2], [request], None)
+        return subprocess.CompletedProcess(argv, status, "", "")
+
+    def _answer(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch | None) -> list[int]:
         with self._answers[framework]:
             return self._ask(framework, request, watch)
 
-    def _ask(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch) -> list[int]:
+    def _ask(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch | None) -> list[int]:
         known = self._frameworks.get(framework)
         if known is None or known.poll() is not None:
             self._frameworks[framework] = self._start(framework)
@@ -106,7 +119,8 @@ class WarmLauncher:
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         while not select([process.stdout], [], [], PROCESS_POLL_SECONDS)[0]:
-            watch.look()
+            if watch:
+                watch.look()
         answer = process.stdout.readline()
         assert answer, f"the process that holds {framework} has ended; see {self._folder / framework}.log"
         statuses: list[int] = json.loads(answer)

@@ -1,13 +1,14 @@
 """A process in which a framework is imported already, and from which training processes fork.
 
 `python warm_process.py MODULE...` reads one launch per line, a JSON list of training processes, and answers with a JSON
-list of their exit statuses. It imports nothing of dpcompare, whose modules each training process thus imports itself,
-with the fault that it is to have.
+list of their exit statuses. A training process that is to have a fault, which PYTHONPATH leads to, imports the modules
+of dpcompare itself; the others find them imported.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -29,9 +30,10 @@ def main() -> None:
     parent = os.getppid()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a framework may print what it likes
-    for name in [*sys.argv[1:], "safetensors.numpy"]:
+    for name in [*sys.argv[1:], "safetensors.numpy", "dpcompare.training.process"]:
         import_module(name)
     import_module("pydantic").create_model("First", number=(int, 0))  # which looks for plugins in all distributions
+    gc.freeze()  # no collection in a training process looks at, and thereby copies, what the framework has made
     for line in sys.stdin:  # it ends with the parent
         print(json.dumps(_launch(json.loads(line), parent)), file=answers, flush=True)
 
@@ -82,20 +84,28 @@ def _train(argv: list[str], environment: dict[str, str], folder: str, network: i
         if network is not None:
             _enter_network_of(network)
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which fork clears: of the thread that forked
+        inherited = os.environ.get("PYTHONPATH")
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = argv
-        python_path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        sys.path[:0] = python_path
-        for entry in python_path:  # as an interpreter does when it starts
-            if (custom := Path(entry, "sitecustomize.py")).is_file():
-                exec(compile(custom.read_text(), custom, "exec"), {"__name__": "sitecustomize"})
+        if environment.get("PYTHONPATH") != inherited:
+            _lead_to_fault([entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry])
         runpy.run_module(argv[0], run_name="__main__")
     except BaseException:
         traceback.print_exc()
     os._exit(1)  # a training process ends itself
+
+
+def _lead_to_fault(python_path: list[str]) -> None:
+    """Do what an interpreter does when it starts, with modules of dpcompare that are yet to be imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dpcompare"]:
+        del sys.modules[name]
+    sys.path[:0] = python_path
+    for entry in python_path:
+        if (custom := Path(entry, "sitecustomize.py")).is_file():
+            exec(compile(custom.read_text(), custom, "exec"), {"__name__": "sitecustomize"})
 
 
 if __name__ == "__main__":
