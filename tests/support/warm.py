@@ -100,9 +100,14 @@ class WarmLauncher:
         """The same as `commands.run_command` of what builds a custom model; prints into the framework's log."""
         if argv[0] != sys.executable:
             return run_command(argv, env=env, **options)
-        door = argv.index(BUILDS_MODELS)
-        request = {"argv": argv[door:], "environment": dict(env), "folder": str(Path.cwd()), "network": None}
-        (status,) = self._answer(argv[door + 2], [request], None)
+        module, model, framework, *rest = argv[argv.index(BUILDS_MODELS) :]
+        request = {
+            "argv": [module, model, framework, *rest],
+            "environment": dict(env),
+            "folder": str(Path.cwd()),
+            "network": None,
+        }
+        (status,) = self._answer(framework, [request], None)
         return subprocess.CompletedProcess(argv, status, "", "")
 
     def _answer(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch | None) -> list[int]:
