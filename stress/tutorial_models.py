@@ -187,7 +187,8 @@ def verified(tutorial: Tutorial, path: Path) -> Row:
         (folder / "tutorial.py").write_text(theirs)
         (folder / "mine.py").write_text(module_of(tutorial))
         command = [sys.executable, "-m", "dpcompare", "verify", "--model", "mine:MODEL", *tutorial.options]
-        command += ["--replicas", "1,2", "--precision", "float64", "--image-size", "28", "--full", "--json"]
+        command += ["--replicas", "1,2", "--precision", "float64", "--image-size", "28"]
+        command += ["--regularization", "shared", "--full", "--json"]
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 3):
         sys.exit(f"received exit code {done.returncode} of verify, expected 0 or 3; see above")
