@@ -398,15 +398,16 @@ class JaxBackend(Inspectable):
         return chrome_trace(path)
 
     def describe(self) -> Description:
+        switches: Any = jax.config  # whose fields are made when JAX is imported
         description = replace(
             super().describe(),
             devices=runtime.device_names(self.config, self.mesh, self.process_rank),
             peak_device_memory_bytes=runtime.peak_device_memory_bytes(self.config, self.mesh),
             switches=switched(
                 {
-                    "compilation of JAX off": jax.config.jax_disable_jit,  # type: ignore[attr-defined]  # made when JAX loads
-                    "search for NaN of JAX on": jax.config.jax_debug_nans,  # type: ignore[attr-defined]
-                    "64-bit types of JAX on": self.workload.precision != "float64" and jax.config.jax_enable_x64,
+                    "compilation of JAX off": switches.jax_disable_jit,
+                    "search for NaN of JAX on": switches.jax_debug_nans,
+                    "64-bit types of JAX on": self.workload.precision != "float64" and switches.jax_enable_x64,
                 }
             ),
             libraries=runtime.libraries(self.config),
