@@ -75,6 +75,13 @@ class Doubled(keras.Sequential):
     def compute_loss(self, *arguments, **options):
         return 2 * super().compute_loss(*arguments, **options)
 
+class Stepping(keras.Sequential):
+    def train_step(self, *arguments):
+        return super().train_step(*arguments)
+
+def stepping(num_classes):
+    return Stepping([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+
 def doubled(num_classes):
     return Doubled([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
 """
@@ -84,6 +91,7 @@ OF_FIT_ALONE = {
     "regularized": "last/kernel has a regularizer or a constraint",
     "penalized": "one of its layers calls `add_loss`",
     "doubled": "Doubled has a `compute_loss` of its own",
+    "stepping": "Stepping has a `train_step` of its own",
 }
 ONE_STEP = """
 import keras, numpy, terms

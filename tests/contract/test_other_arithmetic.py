@@ -19,7 +19,7 @@ SWITCHED = {
 }
 SAID = {
     "torch": [],
-    "tensorflow": ["compilation of TensorFlow's clusters by XLA on"],
+    "tensorflow": ["XLA auto-clustering of TensorFlow on"],
     "jax": ["64-bit types of JAX on"],
 }
 BEFORE_TRAINING = """
@@ -32,6 +32,7 @@ def inject(module):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in SWITCHED])
 def test_what_one_side_was_switched_to_is_named(framework, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpcompare.system.ports import free_ports
+from tests.support.warm import IMPORTED
 
 # Squared errors in the place of cross-entropies, and updates at half the rate.
 OWN = {
@@ -74,9 +75,9 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
 
-framework, cases = sys.argv[1], json.loads(sys.argv[2])
-for name in {"torch": ["torch._dynamo"], "tensorflow": ["tensorflow", "keras"], "jax": ["jax"]}[framework]:
-    import_module(name)  # once, and each case has a process that is forked from this one
+framework, cases, *imported = sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:]
+for name in imported:  # once, and each case has a process that is forked from this one
+    import_module(name)
 for mode, replicas, asked, port in cases:
     if not (pid := os.fork()):
         break
@@ -118,7 +119,10 @@ def losses(folder, framework, *cases):
     asked = [[*case, port] for case, port in zip(cases, free_ports(len(cases)), strict=True)]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}  # as torchrun has it
     done = subprocess.run(
-        [sys.executable, script, framework, json.dumps(asked)], capture_output=True, text=True, env=os.environ | alone
+        [sys.executable, script, framework, json.dumps(asked), *IMPORTED[framework]],
+        capture_output=True,
+        text=True,
+        env=os.environ | alone,
     )
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"losses"')]

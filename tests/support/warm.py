@@ -100,14 +100,9 @@ class WarmLauncher:
         """The same as `commands.run_command` of what builds a custom model; prints into the framework's log."""
         if argv[0] != sys.executable:
             return run_command(argv, env=env, **options)
-        module, model, framework, *rest = argv[argv.index(BUILDS_MODELS) :]
-        request = {
-            "argv": [module, model, framework, *rest],
-            "environment": dict(env),
-            "folder": str(Path.cwd()),
-            "network": None,
-        }
-        (status,) = self._answer(framework, [request], None)
+        built = argv[argv.index(BUILDS_MODELS) :]  # and the model, its framework, ...
+        request = {"argv": built, "environment": dict(env), "folder": str(Path.cwd()), "network": None}
+        (status,) = self._answer(built[2], [request], None)
         return subprocess.CompletedProcess(argv, status, "", "")
 
     def _answer(self, framework: str, request: list[dict[str, Any]], watch: ProcessWatch | None) -> list[int]:

@@ -406,7 +406,7 @@ class TensorFlowBackend(Inspectable):
             switches=switched(
                 {
                     "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
-                    "compilation of TensorFlow's clusters by XLA on": bool(tf.config.optimizer.get_jit()),
+                    "XLA auto-clustering of TensorFlow on": bool(tf.config.optimizer.get_jit()),
                 }
             ),
             libraries=runtime.libraries(self.config),
