@@ -122,7 +122,17 @@ def looked_up_on_the_gpu(operations):
     return all(operation["host_memory"] in ([], ["axis"]) for operation in data)
 
 
+def without_a_kernel(operations):
+    return {operation["type"] for operation in operations if operation["host_memory"] is None} - {"Placeholder"}
+
+
+def test_every_operation_of_a_small_step_has_a_kernel_for_gpus(toy_bn):
+    assert "Conv2D" in {operation["type"] for operation in toy_bn["operations"]}
+    assert without_a_kernel(toy_bn["operations"]) == ON_THE_HOST["float32"]
+
+
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_operation_of_a_step_has_a_kernel_for_gpus():
     models = [f"efficientnet-b0:{precision}" for precision in ON_THE_HOST]  # the operations of B2, in fewer layers
     *steps, lookup = traced(*models, "lookup:float64")
@@ -130,8 +140,7 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus():
         operations = step["operations"]
         assert len(operations) > 1000
         assert "Conv2D" in {operation["type"] for operation in operations}
-        without = {operation["type"] for operation in operations if operation["host_memory"] is None}
-        assert without - {"Placeholder"} == on_the_host, precision
+        assert without_a_kernel(operations) == on_the_host, precision
     assert looked_up_on_the_gpu(lookup["operations"])
 
 

@@ -82,6 +82,7 @@ def test_two_workers_are_asynchronous_and_not_comparable(tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.usefixtures("warm")
 def test_what_workers_still_have_to_do_counts(tmp_path):

@@ -51,9 +51,14 @@ def config_of(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
 
 
 @pytest.fixture
-def launched(run_once):
-    """Launches a mode on a topology, as a user does; returns (result, run directory)."""
-    return lambda *arm: run_once(config_of(*arm))
+def launched(run_once, train_once):
+    """Trains a mode on a topology; returns (result, run directory).
+
+    One mode of each way to start processes, and one with two devices per node, is launched as a user does; of the
+    others only what they train is the point.
+    """
+    as_a_user_does = {arm.values[0] for arm in (*ONE_PER_LAUNCH.values(), FOUR_REPLICAS[1])}
+    return lambda *arm: (run_once if arm in as_a_user_does else train_once)(config_of(*arm))
 
 
 @pytest.fixture
@@ -357,6 +362,7 @@ B2 = Workload(
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.long
 def test_efficientnet_b2_is_the_same_with_its_regularization(trained):
     """Also on two replicas; that the other modes compute what these do, `verify`'s checks of toy-bn show."""
     regularized = B2.model_copy(update={"regularization": "shared"})

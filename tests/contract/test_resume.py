@@ -24,9 +24,19 @@ from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 from tests.support.modes import ALL_MODES
 
+STATE_OF_ITS_OWN = (
+    *("torch-ddp", "torch-fsdp", "torch-pipeline", "torch-keras-fit", "tensorflow-single", "tensorflow-multiworker"),
+    *("jax-spmd", "jax-jit"),
+)
+"""Modes whose state is loaded in a way of their own, or whose launch is: beginnings of ids of `ALL_MODES`."""
 # The others take about half a minute each.
 DEFAULT_AND_SLOW_MODES = [
-    arm if arm.id.startswith("torch-single") else with_mark(arm, pytest.mark.slow) for arm in ALL_MODES
+    arm
+    if arm.id.startswith("torch-single")
+    else with_mark(arm, pytest.mark.slow)
+    if arm.id.startswith(STATE_OF_ITS_OWN)
+    else with_mark(with_mark(arm, pytest.mark.slow), pytest.mark.long)
+    for arm in ALL_MODES
 ]
 STEPS = 12
 WORKLOAD = Workload(

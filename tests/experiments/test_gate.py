@@ -122,6 +122,7 @@ def test_rounds_that_are_not_sound_decide_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_looks_are_wrong_in_a_twentieth_of_the_worst_cases():
     generator = np.random.default_rng(1)
     gates = 200

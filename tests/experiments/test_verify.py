@@ -97,7 +97,7 @@ def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes
         (1, "sgd", {}),
         pytest.param(2, "adam", SYNCHRONIZED, marks=pytest.mark.slow),
         pytest.param(1, "adam", {}, marks=pytest.mark.slow),
-        pytest.param(2, "sgd", {}, marks=pytest.mark.slow),
+        pytest.param(2, "sgd", {}, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(1, "adam", REGULARIZED, marks=pytest.mark.slow),
     ],
 )
@@ -118,14 +118,13 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
-        ("sgd", RESNET),
-        ("sgd", VIT),
-        ("adam", VGG | REGULARIZED),
-        ("adam", VIT | REGULARIZED),
-        ("sgd", {"model": "toy-cnn", "steps": 2}),
-        ("sgd", {"model": "mlp", "steps": 2}),
+        pytest.param("adam", VIT | REGULARIZED, id="vit regularized"),
+        pytest.param("sgd", VIT, marks=pytest.mark.long, id="vit"),
+        pytest.param("sgd", RESNET, marks=pytest.mark.long, id="resnet18"),
+        pytest.param("adam", VGG | REGULARIZED, marks=pytest.mark.long, id="narrow vgg16 regularized"),
+        pytest.param("sgd", {"model": "toy-cnn", "steps": 2}, marks=pytest.mark.long, id="toy-cnn"),
+        pytest.param("sgd", {"model": "mlp", "steps": 2}, marks=pytest.mark.long, id="mlp"),
     ],
-    ids=["resnet18", "vit", "narrow vgg16 regularized", "vit regularized", "toy-cnn", "mlp"],
 )
 def test_models_pass_every_check_layer_by_layer(healthy, optimizer, model):
     """The control of `TRAPS`, and of the layer that is named where two frameworks part."""
@@ -155,6 +154,7 @@ def test_a_model_with_tensors_of_its_own_is_split(healthy, mode):
 @pytest.mark.tensorflow
 @pytest.mark.jax
 @pytest.mark.slow
+@pytest.mark.long
 def test_vit_in_bfloat16_keeps_its_tokens_in_float32(healthy):
     """With tokens in bfloat16 a framework would be ten times further from torch than here."""
     asked = {"frameworks": ("torch", "tensorflow", "jax"), "modes": ("single",), **VIT, "precision": "bfloat16"}
@@ -187,7 +187,11 @@ ON_TWO = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "optimizer", "asked", "expected"),
-    [(1, "sgd", {}, ON_ONE_REPLICA), (2, "sgd", {}, ON_TWO), (2, "adam", SYNCHRONIZED, ON_TWO)],
+    [
+        (1, "sgd", {}, ON_ONE_REPLICA),
+        pytest.param(2, "sgd", {}, ON_TWO, marks=pytest.mark.long),
+        (2, "adam", SYNCHRONIZED, ON_TWO),
+    ],
 )
 def test_the_other_modes_pass_every_check(healthy, replicas, optimizer, asked, expected):
     chosen = group(replicas, optimizer, modes=OTHERS, **asked)
@@ -472,6 +476,9 @@ OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps", "other en
 """Settings in which the reference may be other than the side that is broken."""
 
 
+IN_JAX = ", in JAX"
+"""What ends the name of a fault that another framework has too; the same check catches both."""
+
 SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
 """The mode of a framework that is broken, or the reference of what is, where there are several replicas."""
 
@@ -481,7 +488,13 @@ SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.jax if fault.framework == "jax" else pytest.mark.tensorflow)
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.jax if fault.framework == "jax" else pytest.mark.tensorflow,
+                *([pytest.mark.long] if name.endswith(IN_JAX) and name.removesuffix(IN_JAX) in FAULTS else []),
+            ],
+        )
         for name, fault in (FAULTS | TRAPS).items()
     ],
 )

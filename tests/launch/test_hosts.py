@@ -31,6 +31,7 @@ from dpcompare.system.network_namespace import isolated
 from dpcompare.system.ports import local_address
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, invoke, start
+from tests.support.marks import with_mark
 from tests.support.recorded import INPUTS
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
@@ -403,7 +404,7 @@ NAMESPACES = ["--engine", "namespaces", "--nodes", "2", "--device", "cpu"]
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [MODES[0], with_mark(MODES[1], pytest.mark.long)])
 def test_hosts_as_namespaces_train_what_simulated_nodes_train(tmp_path, mode):
     short = [*mode, *TINY, "--steps", "8", "--json"]
     done = dpcompare("run", *NAMESPACES, *short, "--run-dir", tmp_path / "namespaces")
@@ -428,6 +429,7 @@ def test_a_run_is_resumed_with_another_engine(tmp_path):
 
 
 @pytest.mark.root
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_slower_link_makes_a_slower_run(tmp_path):
     """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: 0.5 s at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
@@ -525,7 +527,9 @@ def trained_by_both(run, run_dir, step=1):
 @pytest.mark.parametrize(
     ("mode", "seconds_allowed", "says"),
     [
-        pytest.param(TORCH, "8", "showed no progress for 8 s", marks=pytest.mark.torch, id="torch"),
+        pytest.param(
+            TORCH, "8", "showed no progress for 8 s", marks=[pytest.mark.torch, pytest.mark.long], id="torch"
+        ),
         # By itself, after 10 seconds without a heartbeat.
         pytest.param(
             MODES[1].values[0], "60", "stopped sending heartbeats", marks=pytest.mark.tensorflow, id="tensorflow"
@@ -552,7 +556,7 @@ def test_a_link_that_is_cut_for_good_ends_the_run(tmp_path, mode, seconds_allowe
         pytest.param(TORCH, 10, marks=pytest.mark.torch, id="torch"),
         # A heartbeat is sent every 5 s and may be missed for 10: one that is lost is sent again by TCP at up to twice
         # the cut, so that 4 s ended a run whenever the one before it was old enough.
-        pytest.param(MODES[1].values[0], 2, marks=pytest.mark.tensorflow, id="tensorflow"),
+        pytest.param(MODES[1].values[0], 2, marks=[pytest.mark.tensorflow, pytest.mark.long], id="tensorflow"),
     ],
 )
 def test_a_link_that_is_cut_for_some_seconds_holds_the_run_up(tmp_path, mode, seconds):

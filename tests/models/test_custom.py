@@ -473,6 +473,7 @@ def test_the_example_is_the_same_in_jax_unless_a_layer_differs(elsewhere):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("warm", "first_group")
 def test_a_pair_with_another_padding_is_refuted_by_layer(elsewhere):
     whole = (elsewhere / "small_resnet.py").read_text()

@@ -76,6 +76,7 @@ def check_claims(*arguments):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_delayed_exchange_is_found_in_communication_alone():
     plain, delayed = check_claims("--only", "ablation", "--rounds", "1", "--ablated-steps", "60")
