@@ -39,7 +39,7 @@ print(json.dumps(found))
     ("before", "of_timm", "is_fused"),
     [
         ("", "1", True),
-        ("", "0", False),
+        pytest.param("", "0", False, marks=pytest.mark.long),
         ("import torch; torch.backends.cuda.enable_flash_sdp(False)", "1", False),
     ],
     ids=["fused", "switched off by timm", "switched off in torch"],

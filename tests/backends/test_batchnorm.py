@@ -53,7 +53,7 @@ print(max(float(np.abs(ours[name] - torchs[name]).max()) for name in ours))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["toy-bn", "efficientnet-b0"])
+@pytest.mark.parametrize("model", ["toy-bn", pytest.param("efficientnet-b0", marks=pytest.mark.long)])
 def test_both_kernels_train_the_same(model):
     done = subprocess.run([sys.executable, "-c", TRAIN, model], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -139,6 +139,7 @@ def test_what_a_run_has_left_is_described(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.root
+@pytest.mark.long
 def test_trials_are_kept_and_not_made_again(tmp_path):
     command = [sys.executable, "-m", "stress.fault_matrix", "--fault", "SIGINT", "--mode", "torch:ddp"]
     command += ["--trials", "2", "--jobs", "2", "--patience", "20", "--out", str(tmp_path)]
