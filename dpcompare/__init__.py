@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dpcompare.api.proof import Check, Verification, explain, explain_difference, verify
     from dpcompare.api.saved import SavedVerification, verify_saved
     from dpcompare.api.scripts import ScriptRun, run_script
-    from dpcompare.api.studies import Arm, Report, Study, compare, load
+    from dpcompare.api.studies import Arm, Report, Study, compare, gate, load
     from dpcompare.api.training import Batch, Evaluation, Training, backend, batches
     from dpcompare.backends.custom_optimizer import CustomOptimizer
     from dpcompare.config.cluster import Cluster, Node
@@ -48,6 +48,7 @@ __all__ = [
     "compare",
     "explain",
     "explain_difference",
+    "gate",
     "load",
     "resume",
     "run",
@@ -81,6 +82,7 @@ _DEFINED_IN = {
     "compare": "api.studies",
     "explain": "api.proof",
     "explain_difference": "api.proof",
+    "gate": "api.studies",
     "load": "api.studies",
     "resume": "launch.run",
     "run": "launch.run",

@@ -13,7 +13,7 @@ from dpcompare.projection.difference import Difference
 from dpcompare.projection.explanation import Explanation
 
 SECTIONS: Mapping[str, Sequence[str]] = {
-    "Studies": ("compare", "load", "Arm", "Study", "Report"),
+    "Studies": ("compare", "gate", "load", "Arm", "Study", "Report"),
     "Proofs": ("verify", "Verification", "Check", "explain", "explain_difference"),
     "A loop of your own": (
         *(

@@ -11,7 +11,7 @@ import click
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean, require_type
 
-DISPLAY_OPTIONS = {"dry_run", "as_json", "markdown"}
+DISPLAY_OPTIONS = {"dry_run", "as_json", "junit", "markdown"}
 """Options that say what a command prints, which Python does not ask for."""
 
 

@@ -12,7 +12,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, require_type
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison
+from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, GateRow
 from dpcompare.experiments.study import Study as Plan
 from dpcompare.experiments.study_runs import results
 from dpcompare.results.result import RunResult
@@ -72,6 +72,11 @@ class Report:
     def arms(self) -> list[ArmRow]:
         """The figures of each arm."""
         return self.comparison.arms
+
+    @property
+    def gate(self) -> GateRow | None:
+        """What a gate says: `outcome`, which is slower, not slower or undecided, and `sentence`; None of others."""
+        return self.comparison.gate
 
     @property
     def verdict(self) -> str:
@@ -285,6 +290,57 @@ def compare(
         },
         workload,
     )
+
+
+def gate(
+    arm: str | Arm,
+    baseline: str | Arm,
+    workload: Workload | None = None,
+    *,
+    allow: str = "2%",
+    budget: str = "30m",
+    device: str | None = None,
+    out: str | Path | None = None,
+    subject: Sequence[str] = (),
+    python: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Study:
+    """Say whether an arm is slower than a baseline by more than is allowed, as `dpcompare gate` does.
+
+    Both are trained in the same rounds until one of its looks can tell, and `study.report().gate` is the answer. The
+    same call with the same `out` continues.
+
+    Args:
+        arm: is judged: `"torch:ddp"` or an `Arm`.
+        baseline: what it is compared with: `"env=good"`, itself with an option changed, or another arm.
+        workload: what both train; default: `Workload()`.
+        allow: the largest loss of steady speed that passes.
+        budget: no round starts after this time, such as `"90s"`, `"30m"` or `"2h"`.
+        device: `auto`, `cpu` or `gpu`.
+        out: directory of the study; default: below `studies/`.
+        subject: what may differ between both, other than environments: rows of the fairness sheet.
+        python: framework -> interpreter of the environment that holds it.
+        options: further options of `dpcompare gate`, by their names with underscores, such as `env` or `nodes`.
+
+    Returns:
+        The study of the gate.
+
+    Raises:
+        RequestError: an arm, an option or the workload cannot be used; nothing was started.
+        RunFailedError: a run failed, or the gate had to stop; what was measured is kept.
+        KeyboardInterrupt: it was interrupted; what was measured is kept.
+    """
+    from dpcompare.cli.gate import gate as command
+    from dpcompare.cli.gate import gate_asked_for, make_rounds
+
+    for name, one in (("arm", arm), ("baseline", baseline)):
+        require_type(one, (str, Arm), name)
+    require_type(subject, (list, tuple), "subject")
+    given = {"baseline": baseline, "allow": allow, "budget": budget, "device": device, "out": out, "python": python}
+    with read_by(command, (str(arm),), workload, options | given | {"subject": list(subject) or None}) as context:
+        study, made_in, asked = gate_asked_for(context, context.params)
+        make_rounds(study, made_in, asked)
+    return Study(made_in)
 
 
 def load(path: str | Path) -> Study:

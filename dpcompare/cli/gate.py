@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -67,23 +70,7 @@ EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, 
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 @add_options(ROWS_OF_ARMS, from_environment=True)
 @click.pass_context
-def gate(
-    context: click.Context,
-    /,
-    arm: str,
-    baseline: str,
-    allow: str,
-    budget: str,
-    out: Path | None,
-    junit: str | None,
-    markdown: str | None,
-    subject: tuple[str, ...],
-    retry_failed: bool,
-    accept_changed: bool,
-    dry_run: bool,
-    as_json: bool,
-    **values: FieldValue,
-) -> int:
+def gate(context: click.Context, /, **values: FieldValue) -> int:
     """Say whether an arm is slower than a baseline by more than is allowed.
 
     Both are trained in the same rounds, and after 6, 8, 11, 15, 20, 27, 36 and 48 of them the gate ends if it can tell.
@@ -94,28 +81,70 @@ def gate(
     dpcompare gate torch:ddp --baseline env=good --nodes 2 --model toy-cnn --image-size 32 --steps 1000
     dpcompare gate torch:ddp,env=new --baseline torch:ddp --allow 5% --budget 1h --junit gate.xml
     """
-    from dpcompare.experiments.fairness import checks_named
-    from dpcompare.experiments.gate import LOOKS, gate_study
-    from dpcompare.experiments.study import refuse_other_files
+    from dpcompare.experiments.gate import LOOKS
 
-    allowed, seconds = parse_percentage(allow, "--allow"), parse_seconds(budget)
-    _refuse_targets(junit, markdown, as_json=as_json)
-    candidate, against = _arms(arm, baseline, RunOptions.of(values))
-    out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-gate"
-    refuse_other_files(out)
-    command = hint("gate", *context.meta[AS_TYPED])
-    study = gate_study(candidate, against, allowed).changed(commands=(command,), subject=checks_named(subject))
-    if dry_run:
-        print_plan(study.changed(repeats=LOOKS[0]), out, as_json=as_json)
+    study, out, options = gate_asked_for(context, values)
+    if options.dry_run:
+        print_plan(study.changed(repeats=LOOKS[0]), out, as_json=options.as_json)
         return 0
     try:
-        _make_rounds(study, out, seconds, retry_failed=retry_failed, accept_changed=accept_changed)
+        make_rounds(study, out, options)
     except RunFailedError:
         if any(result.status == "completed" for result in ended_runs(out)):  # of both arms, what there is
-            _show(out, junit, markdown, as_json=False)
+            _show(out, options.junit, options.markdown, as_json=False)
         raise
-    row = _show(out, junit, markdown, as_json=as_json)
+    row = _show(out, options.junit, options.markdown, as_json=options.as_json)
     return EXIT_CODES[row.outcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """The options of a gate as they were given, but for those that are options of a run."""
+
+    arm: str
+    baseline: str
+    allow: str
+    budget: str
+    out: Path | None
+    junit: str | None
+    markdown: str | None
+    subject: tuple[str, ...]
+    retry_failed: bool
+    accept_changed: bool
+    dry_run: bool
+    as_json: bool
+
+    @property
+    def allowed(self) -> float:
+        """As a part of the baseline's speed."""
+        return parse_percentage(self.allow, "--allow")
+
+    @property
+    def budget_seconds(self) -> float:
+        return parse_seconds(self.budget)
+
+
+def gate_asked_for(context: click.Context, values: Mapping[str, FieldValue]) -> tuple[Study, Path, GateOptions]:
+    """The study that the options of the command ask for, its directory, and the gate's own options.
+
+    Raises:
+        RequestError: there can be none.
+    """
+    from dpcompare.experiments.fairness import checks_named
+    from dpcompare.experiments.gate import gate_study
+    from dpcompare.experiments.study import refuse_other_files
+
+    own = {field.name for field in dataclasses.fields(GateOptions)}
+    options = GateOptions(**{name: value for name, value in values.items() if name in own})
+    allowed, _ = options.allowed, options.budget_seconds  # both are refused before anything else
+    _refuse_targets(options.junit, options.markdown, as_json=options.as_json)
+    of_runs = RunOptions.of({name: value for name, value in values.items() if name not in own})
+    candidate, against = _arms(options.arm, options.baseline, of_runs)
+    out = options.out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-gate"
+    refuse_other_files(out)
+    command = hint("gate", *context.meta[AS_TYPED])
+    study = gate_study(candidate, against, allowed)
+    return study.changed(commands=(command,), subject=checks_named(options.subject)), out, options
 
 
 def _refuse_targets(*files: str | None, as_json: bool) -> None:
@@ -165,7 +194,7 @@ def _option_name(change: str) -> str:
     return option_of(change.partition("=")[0].strip().replace("_", "-"))
 
 
-def _make_rounds(study: Study, out: Path, budget_seconds: float, *, retry_failed: bool, accept_changed: bool) -> None:
+def make_rounds(study: Study, out: Path, options: GateOptions) -> None:
     """Make the rounds that the gate needs.
 
     Raises:
@@ -180,17 +209,18 @@ def _make_rounds(study: Study, out: Path, budget_seconds: float, *, retry_failed
 
     repeats = Study.load(out).repeats if is_study(out) else study.repeats
     if not is_decided(out):
-        accept_or_refuse(study.changed(repeats=repeats), out, retry_failed=retry_failed, accepts=accept_changed)
+        continued = study.changed(repeats=repeats)
+        accept_or_refuse(continued, out, retry_failed=options.retry_failed, accepts=options.accept_changed)
     study = prepared(study)
     to_continue = f"to continue, repeat the command with --out {shlex.quote(str(out))}"
     try:
         with hold(out):
             study = open_study(study, out)
-            if retry_failed:
+            if options.retry_failed:
                 set_failed_aside(study, out)
             with StudyProgress(study.changed(repeats=max(study.repeats, LOOKS[0])), out) as progress:
                 try:
-                    run_gate(study, out, progress, budget_seconds=budget_seconds)
+                    run_gate(study, out, progress, budget_seconds=options.budget_seconds)
                 except RunFailedError as error:
                     raise RunFailedError(f"{error}\n{to_continue} --retry-failed", str(out)) from None
                 except (RequestError, OSError) as error:  # in the middle, so the request is not wrong: a full disk

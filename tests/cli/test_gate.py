@@ -6,6 +6,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+import dpcompare as dp
 from dpcompare.cli.gate import _baseline
 from dpcompare.experiments.gate import LOOKS, gate_study
 from dpcompare.experiments.next_steps import _command_of_gate
@@ -133,6 +134,9 @@ def test_a_gate_of_runs_that_are_too_short_is_undecided(tmp_path):
     again = invoke(*command, "--json")
     assert (again.code, again.json["gate"]["outcome"]) == (4, "undecided")
     assert invoke("report", out, "--json").json["gate"] == again.json["gate"]
+    workload = dp.Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=6, warmup_steps=1)
+    from_python = dp.gate("torch:single", "env=quiet", workload, out=out, env=QUIET[1], device="cpu", late_step=False)
+    assert from_python.report().gate.model_dump(mode="json") == again.json["gate"]
     other = invoke(*command, "--allow", "50%")
     assert other.code == 2
     assert "holds another study, which differs in its allowed_loss" in other.stderr
