@@ -35,7 +35,7 @@ DEFAULT_AND_SLOW_MODES = [
     if arm.id.startswith("torch-single")
     else with_mark(arm, pytest.mark.slow)
     if arm.id.startswith(STATE_OF_ITS_OWN)
-    else with_mark(with_mark(arm, pytest.mark.slow), pytest.mark.long)
+    else with_mark(arm, pytest.mark.slow, pytest.mark.long)
     for arm in ALL_MODES
 ]
 STEPS = 12

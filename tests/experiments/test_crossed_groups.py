@@ -194,7 +194,9 @@ def test_every_crossed_contender_can_be_run(monkeypatch):
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.long] if n not in (0, 4) else []) for n in range(13)])
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.long] if n not in (0, 4) else []) for n in range(13)]
+)
 def test_healthy_modes_pass_in_crossed_groups(number):
     """In two, for time; a bare `verify` makes all."""
     group = planned(("torch", "jax"))[number]

@@ -79,7 +79,9 @@ def healthy(train_once):
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.parametrize(("replicas", "modes"), [pytest.param(1, ("single",), marks=pytest.mark.long), (2, ("ddp", *OF_JAX))])
+@pytest.mark.parametrize(
+    ("replicas", "modes"), [pytest.param(1, ("single",), marks=pytest.mark.long), (2, ("ddp", *OF_JAX))]
+)
 def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes):
     """Their other options are in the groups of test_crossed_groups.py."""
     asked = {"frameworks": ("torch", "jax"), "modes": modes}

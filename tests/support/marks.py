@@ -1,4 +1,4 @@
-"""Parameters of a test that get a mark more."""
+"""Parameters of a test that get more marks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 
-def with_mark(parameters: Any, mark: pytest.MarkDecorator) -> Any:
+def with_mark(parameters: Any, *marks: pytest.MarkDecorator) -> Any:
     """What `pytest.param` gave, with the same id."""
-    return pytest.param(*parameters.values, id=parameters.id, marks=[*parameters.marks, mark])
+    return pytest.param(*parameters.values, id=parameters.id, marks=[*parameters.marks, *marks])
 
 
 def with_cuda_build() -> list[pytest.MarkDecorator]:
