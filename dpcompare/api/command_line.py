@@ -12,7 +12,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean, require_type
 
 DISPLAY_OPTIONS = {"dry_run", "as_json", "junit", "markdown"}
-"""Options that say what a command prints, which Python does not ask for."""
+"""Options for what a command prints or writes at its end; in Python, `Report` does that."""
 
 
 @contextmanager
@@ -53,6 +53,11 @@ def _typed(command: click.Command, values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
         if value is None:
             continue
+        if name in DISPLAY_OPTIONS:
+            raise RequestError(
+                f"{name}: received by {command.name}, which prints nothing in Python; expected it of a report, such as "
+                'study.report().save("report.md", "report.xml")'
+            )
         if name not in known:
             raise RequestError(
                 f"{name}: received by {command.name}, which has no such option.{did_you_mean(name, known)}"

@@ -75,7 +75,8 @@ class Report:
 
     @property
     def gate(self) -> GateRow | None:
-        """What a gate says: `outcome`, which is slower, not slower or undecided, and `sentence`; None of others."""
+        """The gate's answer: `outcome` ("slower", "not slower" or "undecided") and `sentence`; None if the study is not
+        a gate."""
         return self.comparison.gate
 
     @property
@@ -95,12 +96,12 @@ class Report:
         return as_text(self.comparison, width)
 
     def save(self, *paths: str | Path) -> None:
-        """Write files: a page (.html), Markdown (.md), or all figures (.json, .csv, .parquet).
+        """Write files: a page (.html), Markdown (.md), all figures (.json, .csv, .parquet), or JUnit tests (.xml).
 
         Raises:
             RequestError: a path ends otherwise, or cannot be written.
         """
-        from dpcompare.report import formats, page, records
+        from dpcompare.report import formats, junit, page, records
 
         renderers: dict[str, Callable[[Comparison], str | bytes]] = {
             ".html": page.as_html,
@@ -108,6 +109,7 @@ class Report:
             ".json": formats.as_json,
             ".csv": records.as_csv,
             ".parquet": records.as_parquet,
+            ".xml": junit.as_junit,
         }
         for path in map(Path, paths):
             if path.suffix not in renderers:
@@ -130,7 +132,7 @@ class Report:
 
 
 class Study:
-    """A study in its directory, as `compare` made it or another process is making it."""
+    """A study in its directory, as `compare` or `gate` made it or another process is making it."""
 
     def __init__(self, path: str | Path) -> None:
         """Args:
@@ -190,8 +192,10 @@ class Study:
                 arms are then NOT COMPARABLE.
 
         Raises:
-            RequestError: it cannot go on, or versions or the machine have changed; nothing was started.
+            RequestError: it cannot go on, it is a gate, or versions or the machine have changed; nothing was started.
         """
+        if self.plan.allowed_loss is not None:
+            raise RequestError(f"{str(self.path)!r} is a gate; to continue it, repeat its dp.gate(...) with this out")
         options = {"repeats": rounds, "retry_failed": retry_failed, "accept_changed": accept_changed}
         return _made({"resume": self.path, **options})
 
@@ -307,18 +311,18 @@ def gate(
 ) -> Study:
     """Say whether an arm is slower than a baseline by more than is allowed, as `dpcompare gate` does.
 
-    Both are trained in the same rounds until one of its looks can tell, and `study.report().gate` is the answer. The
-    same call with the same `out` continues.
+    Both train in the same rounds until a look at them decides or the budget is spent. `study.report().gate` is the
+    answer, which may be undecided. Progress is shown on stderr. The same call with the same `out` continues.
 
     Args:
-        arm: is judged: `"torch:ddp"` or an `Arm`.
-        baseline: what it is compared with: `"env=good"`, itself with an option changed, or another arm.
+        arm: the one that is judged, `"torch:ddp"` or an `Arm`.
+        baseline: `"env=good"`, which is the arm with that option changed, or another arm.
         workload: what both train; default: `Workload()`.
         allow: the largest loss of steady speed that passes.
         budget: no round starts after this time, such as `"90s"`, `"30m"` or `"2h"`.
         device: `auto`, `cpu` or `gpu`.
         out: directory of the study; default: below `studies/`.
-        subject: what may differ between both, other than environments: rows of the fairness sheet.
+        subject: rows of the fairness sheet that may differ between the two, in addition to environments.
         python: framework -> interpreter of the environment that holds it.
         options: further options of `dpcompare gate`, by their names with underscores, such as `env` or `nodes`.
 
@@ -335,6 +339,8 @@ def gate(
 
     for name, one in (("arm", arm), ("baseline", baseline)):
         require_type(one, (str, Arm), name)
+    for name, text in (("allow", allow), ("budget", budget)):
+        require_type(text, str, name)
     require_type(subject, (list, tuple), "subject")
     given = {"baseline": baseline, "allow": allow, "budget": budget, "device": device, "out": out, "python": python}
     with read_by(command, (str(arm),), workload, options | given | {"subject": list(subject) or None}) as context:

@@ -14,7 +14,7 @@ import click
 
 from dpcompare.cli.build_study import StudyOptions, arms_or_study_file, build_study, named_arms, num_rounds
 from dpcompare.cli.next_commands import steps_after_study
-from dpcompare.cli.option_table import add_options, rows_of
+from dpcompare.cli.option_table import add_options, rows_of, separated
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, if_anybody_reads, print_json, stderr_console
@@ -69,15 +69,14 @@ def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) ->
     from dpcompare.cli.resume import resumed_study
     from dpcompare.experiments.study import refuse_other_files
 
-    own = {field.name for field in dataclasses.fields(StudyOptions)}
-    options = StudyOptions(**{name: value for name, value in values.items() if name in own})
+    options, of_runs = separated(StudyOptions, values)
     options = dataclasses.replace(options, arm=named_arms(context, options.arm))
     if options.resume is not None:
         out = options.resume
         known, adding = interpreters(values["python"]), options.until is not None
         study = resumed_study(context, out, repeats=num_rounds(options), adding=adding, known=known)
     else:
-        study = build_study(options, RunOptions.of({n: value for n, value in values.items() if n not in own}))
+        study = build_study(options, RunOptions.of(of_runs))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
     return study.changed(commands=(hint("compare", *context.meta[AS_TYPED]),)), out, options

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +14,7 @@ import click
 from dpcompare.cli.build_study import ENVIRONMENT, arm_request, arms_on_one_topology, completed_arms, option_of
 from dpcompare.cli.compare import accept_or_refuse, ended_runs, prepared, print_plan
 from dpcompare.cli.next_commands import steps_after_study
-from dpcompare.cli.option_table import add_options
+from dpcompare.cli.option_table import add_options, option, rows_of, separated
 from dpcompare.cli.option_values import parse_percentage, parse_seconds, refuse_other_names
 from dpcompare.cli.options import AS_TYPED, ROWS_OF_ARMS, GroupedCommand, RunOptions
 from dpcompare.cli.output import EXIT_NEGATIVE, EXIT_UNDECIDED, if_anybody_reads, print_json, write
@@ -33,41 +30,56 @@ if TYPE_CHECKING:
 EXIT_CODES: dict[GateOutcome, int] = {"not slower": 0, "slower": EXIT_NEGATIVE, "undecided": EXIT_UNDECIDED}
 
 
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
+    """A gate's own options, as they were given; `RunOptions` has those of its runs."""
+
+    arm: str
+    baseline: str = option(
+        required=True,
+        metavar="OPTION=VALUE|ARM",
+        help="What the arm is compared with: itself in another environment, env=good, or another arm.",
+    )
+    allow: str = option(
+        default="2%", show_default=True, metavar="PERCENT", help="The largest loss of steady speed that passes."
+    )
+    budget: str = option(
+        default="30m",
+        show_default=True,
+        metavar="TIME",
+        help="Start no round after this time, such as 90s, 30m or 2h.",
+    )
+    out: Path | None = option(
+        type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
+    )
+    junit: str | None = option(metavar="FILE", help="Both arms and the gate as tests, for CI systems; - is stdout.")
+    markdown: str | None = option(metavar="FILE", help="A table and all sentences, for a job's summary; - is stdout.")
+    subject: tuple[str, ...] = option(
+        multiple=True,
+        metavar="SETTING",
+        help="What may differ between both, other than environments: a row of the fairness sheet, such as profile.",
+    )
+    retry_failed: bool = option(is_flag=True, help="In a gate that is continued, run the failed runs again.")
+    accept_changed: bool = option(
+        is_flag=True,
+        help="Continue a gate although versions or the machine have changed; its arms are then NOT COMPARABLE.",
+    )
+    dry_run: bool = option(is_flag=True, help="List the runs before the first look, and start nothing.")
+    as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
+
+    @property
+    def allowed(self) -> float:
+        """The largest loss of speed that passes, as a fraction of the baseline's."""
+        return parse_percentage(self.allow, "--allow")
+
+    @property
+    def budget_seconds(self) -> float:
+        return parse_seconds(self.budget)
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("arm", shell_complete=completed_arms)
-@click.option(
-    "--baseline",
-    required=True,
-    metavar="OPTION=VALUE|ARM",
-    help="What the arm is compared with: itself in another environment, env=good, or another arm.",
-)
-@click.option(
-    "--allow", default="2%", show_default=True, metavar="PERCENT", help="The largest loss of steady speed that passes."
-)
-@click.option(
-    "--budget",
-    default="30m",
-    show_default=True,
-    metavar="TIME",
-    help="Start no round after this time, such as 90s, 30m or 2h.",
-)
-@click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
-@click.option("--junit", metavar="FILE", help="Both arms and the gate as tests, for CI systems; - is stdout.")
-@click.option("--markdown", metavar="FILE", help="A table and all sentences, for a job's summary; - is stdout.")
-@click.option(
-    "--subject",
-    multiple=True,
-    metavar="SETTING",
-    help="What may differ between both, other than environments: a row of the fairness sheet, such as profile.",
-)
-@click.option("--retry-failed", is_flag=True, help="In a gate that is continued, run the failed runs again.")
-@click.option(
-    "--accept-changed",
-    is_flag=True,
-    help="Continue a gate although versions or the machine have changed; its arms are then NOT COMPARABLE.",
-)
-@click.option("--dry-run", is_flag=True, help="List the runs before the first look, and start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
+@add_options(rows_of(GateOptions))
 @add_options(ROWS_OF_ARMS, from_environment=True)
 @click.pass_context
 def gate(context: click.Context, /, **values: FieldValue) -> int:
@@ -97,49 +109,20 @@ def gate(context: click.Context, /, **values: FieldValue) -> int:
     return EXIT_CODES[row.outcome]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GateOptions:
-    """The options of a gate as they were given, but for those that are options of a run."""
-
-    arm: str
-    baseline: str
-    allow: str
-    budget: str
-    out: Path | None
-    junit: str | None
-    markdown: str | None
-    subject: tuple[str, ...]
-    retry_failed: bool
-    accept_changed: bool
-    dry_run: bool
-    as_json: bool
-
-    @property
-    def allowed(self) -> float:
-        """As a part of the baseline's speed."""
-        return parse_percentage(self.allow, "--allow")
-
-    @property
-    def budget_seconds(self) -> float:
-        return parse_seconds(self.budget)
-
-
 def gate_asked_for(context: click.Context, values: Mapping[str, FieldValue]) -> tuple[Study, Path, GateOptions]:
     """The study that the options of the command ask for, its directory, and the gate's own options.
 
     Raises:
-        RequestError: there can be none.
+        RequestError: the options are wrong, or the directory holds other files.
     """
     from dpcompare.experiments.fairness import checks_named
     from dpcompare.experiments.gate import gate_study
     from dpcompare.experiments.study import refuse_other_files
 
-    own = {field.name for field in dataclasses.fields(GateOptions)}
-    options = GateOptions(**{name: value for name, value in values.items() if name in own})
-    allowed, _ = options.allowed, options.budget_seconds  # both are refused before anything else
+    options, of_runs = separated(GateOptions, values)
+    allowed, _ = options.allowed, options.budget_seconds  # a wrong one is refused before anything else
     _refuse_targets(options.junit, options.markdown, as_json=options.as_json)
-    of_runs = RunOptions.of({name: value for name, value in values.items() if name not in own})
-    candidate, against = _arms(options.arm, options.baseline, of_runs)
+    candidate, against = _arms(options.arm, options.baseline, RunOptions.of(of_runs))
     out = options.out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-gate"
     refuse_other_files(out)
     command = hint("gate", *context.meta[AS_TYPED])
@@ -204,6 +187,7 @@ def make_rounds(study: Study, out: Path, options: GateOptions) -> None:
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.gate import LOOKS
     from dpcompare.experiments.gate_runs import is_decided, run_gate
+    from dpcompare.experiments.next_steps import command_of_gate
     from dpcompare.experiments.study import Study, hold, is_study, open_study
     from dpcompare.experiments.study_runs import set_failed_aside
 
@@ -212,7 +196,7 @@ def make_rounds(study: Study, out: Path, options: GateOptions) -> None:
         continued = study.changed(repeats=repeats)
         accept_or_refuse(continued, out, retry_failed=options.retry_failed, accepts=options.accept_changed)
     study = prepared(study)
-    to_continue = f"to continue, repeat the command with --out {shlex.quote(str(out))}"
+    to_continue = f"to continue: {command_of_gate(study, out)}"
     try:
         with hold(out):
             study = open_study(study, out)
@@ -248,12 +232,7 @@ def _show(out: Path, junit: str | None, markdown: str | None, *, as_json: bool) 
             print_json(comparison.model_dump(mode="json"))
         elif "-" not in (junit, markdown):
             print_comparison(comparison)
-    failed = [] if row.outcome == "not slower" else [row.sentence]
-    kept = f"{row.candidate} keeps the speed of {row.baseline} within {100 * row.allowed_loss:.3g}%"
-    for target, render in (
-        (junit, partial(as_junit, conditions={kept: failed})),
-        (markdown, formats.as_markdown),
-    ):
+    for target, render in ((junit, as_junit), (markdown, formats.as_markdown)):
         if target is None:
             continue
         try:

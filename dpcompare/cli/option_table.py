@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,15 @@ def rows_of(options: type[DataclassInstance]) -> tuple[OptionRow, ...]:
         OptionRow(**{**field.metadata, "name": field.name, "flags": field.metadata["flags"] or (flag_of(field.name),)})
         for field in dataclasses.fields(options)
         if field.metadata
+    )
+
+
+def separated(options: type[Options], values: Mapping[str, FieldValue]) -> tuple[Options, dict[str, FieldValue]]:
+    """The values of a command that are fields of a dataclass of options, as that dataclass, and all others."""
+    own = {field.name for field in dataclasses.fields(options)}
+    return (
+        options(**{name: value for name, value in values.items() if name in own}),
+        {name: value for name, value in values.items() if name not in own},
     )
 
 

@@ -50,14 +50,14 @@ def _more_nodes(comparison: Comparison, study_dir: Path) -> Iterator[NextStep]:
 
 def _of_gate(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
     """The command of a gate, where more rounds may decide it, or failed ones can be run again."""
-    command = _command_of_gate(study, study_dir)
+    command = command_of_gate(study, study_dir)
     if any(row.failures for row in comparison.arms):
         yield NextStep(name="run again", command=f"{command} --retry-failed")
     elif comparison.gate and not comparison.gate.is_final:
         yield NextStep(name="continue", command=command)
 
 
-def _command_of_gate(study: Study, study_dir: Path) -> str:
+def command_of_gate(study: Study, study_dir: Path) -> str:
     """The command that it was begun with, in this directory.
 
     The words of a file, which may be another's, are quoted so that a shell takes them for nothing but words.

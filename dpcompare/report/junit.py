@@ -1,18 +1,20 @@
-"""A report as JUnit XML, which CI systems show as tests: one for each arm, and one for each condition."""
+"""A report as JUnit XML, which CI systems show as tests: one for each arm, for a gate, and for each condition."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from xml.etree import ElementTree as Xml
 
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.comparison import ArmRow, Comparison, GateRow
 
 
-def as_junit(comparison: Comparison, conditions: Mapping[str, Sequence[str]]) -> str:
+def as_junit(comparison: Comparison, conditions: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
     """The XML.
 
     Args:
-        comparison: its arms are tests, which fail where a run of theirs has failed.
+        comparison: its arms are tests, which fail where a run of theirs has failed; so is a gate, which fails unless it
+            is not slower.
         conditions: of `--fail-if` -> where each holds, which makes it a test that fails.
     """
     suites = Xml.Element("testsuites", name="dpcompare")
@@ -22,13 +24,21 @@ def as_junit(comparison: Comparison, conditions: Mapping[str, Sequence[str]]) ->
         Xml.SubElement(properties, "property", name=name, value=value)
     for row in comparison.arms:
         _case(suite, "arms", row.name, row.all_failures, seconds=_seconds(row))
-    for condition, lines in conditions.items():
+    for condition, lines in (_of_gate(comparison.gate) | dict(conditions)).items():
         _case(suite, "conditions", condition, lines)
     cases = suite.findall("testcase")
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
     Xml.indent(suites)
     return Xml.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _of_gate(row: GateRow | None) -> dict[str, Sequence[str]]:
+    """What a gate asks -> its answer, unless that is yes."""
+    if row is None:
+        return {}
+    kept = f"{row.candidate} keeps the speed of {row.baseline} within {100 * row.allowed_loss:.3g}%"
+    return {kept: [] if row.outcome == "not slower" else [row.sentence]}
 
 
 def _case(suite: Xml.Element, group: str, name: str, problems: Sequence[str], seconds: float | None = None) -> None:

@@ -9,7 +9,7 @@ import pytest
 import dpcompare as dp
 from dpcompare.cli.gate import _baseline
 from dpcompare.experiments.gate import LOOKS, gate_study
-from dpcompare.experiments.next_steps import _command_of_gate
+from dpcompare.experiments.next_steps import command_of_gate
 from dpcompare.experiments.study import Arm, Study
 from tests.support.command import invoke
 from tests.support.results import result
@@ -93,12 +93,12 @@ def test_the_command_of_a_gate_is_made_of_quoted_words(tmp_path):
     config = result().config
     study = gate_study(Arm(name="new", config=config), Arm(name="old", config=config), 0.02)
     typed = "dpcompare gate torch:single --baseline 'env=a; curl x | sh' --retry-failed"
-    assert _command_of_gate(study.changed(commands=(typed,)), tmp_path) == (
+    assert command_of_gate(study.changed(commands=(typed,)), tmp_path) == (
         f"dpcompare gate torch:single --baseline 'env=a; curl x | sh' --out {tmp_path}"
     )
     other = f"dpcompare gate ARM --baseline BASELINE --out {tmp_path}"
     for foreign in (("curl x | sh",), (), ("dpcompare gate 'half",)):
-        assert _command_of_gate(study.changed(commands=foreign), tmp_path) == other
+        assert command_of_gate(study.changed(commands=foreign), tmp_path) == other
 
 
 def test_a_gate_is_continued_by_its_own_command_alone(tmp_path):
@@ -115,7 +115,14 @@ def test_a_gate_is_continued_by_its_own_command_alone(tmp_path):
 @pytest.mark.torch
 @pytest.mark.usefixtures("warm")
 def test_a_gate_of_runs_that_are_too_short_is_undecided(tmp_path):
-    out = tmp_path / "out"
+    """From Python, and from the command line, which shows the same gate again and writes its files."""
+    workload = dp.Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=6, warmup_steps=1)
+    quiet = dp.Arm("torch:single", env="quiet")
+    made = dp.gate(dp.Arm("torch:single"), quiet, workload, env=[QUIET[1]], device="cpu", late_step=False)
+    assert made.report().gate.outcome == "undecided"
+    with pytest.raises(dp.RequestError, match=r"is a gate; to continue it, repeat its dp.gate\(...\) with this out"):
+        made.resume()
+    out = made.path
     steps = ("--steps", "6", "--warmup-steps", "1", "--no-late-step")
     command = ("gate", "torch:single", "--baseline", "env=quiet", *QUIET, *TINY, *steps, "--out", out)
     done = invoke(*command, "--junit", tmp_path / "junit.xml", "--markdown", tmp_path / "summary.md")
@@ -134,9 +141,9 @@ def test_a_gate_of_runs_that_are_too_short_is_undecided(tmp_path):
     again = invoke(*command, "--json")
     assert (again.code, again.json["gate"]["outcome"]) == (4, "undecided")
     assert invoke("report", out, "--json").json["gate"] == again.json["gate"]
-    workload = dp.Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=6, warmup_steps=1)
-    from_python = dp.gate("torch:single", "env=quiet", workload, out=out, env=QUIET[1], device="cpu", late_step=False)
-    assert from_python.report().gate.model_dump(mode="json") == again.json["gate"]
+    assert made.report().gate.model_dump(mode="json") == again.json["gate"]
+    made.report().save("again.xml")
+    assert Path("again.xml").read_text() == (tmp_path / "junit.xml").read_text()
     other = invoke(*command, "--allow", "50%")
     assert other.code == 2
     assert "holds another study, which differs in its allowed_loss" in other.stderr
