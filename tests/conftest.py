@@ -52,6 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{', '.join(packages)} not installed (extra {framework})"))
         if not FIXTURES_WITH_PROCESSES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.process)
+        if item.get_closest_marker("long") and not (item.get_closest_marker("slow") or item.get_closest_marker("root")):
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked long alone, so that it would run by default; mark it slow"
+            )
         if NOT_UNIT.isdisjoint(mark.name for mark in item.iter_markers()):
             item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("root") and os.geteuid() != 0:

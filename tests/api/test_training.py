@@ -54,9 +54,7 @@ def test_own_parts_compute_the_same_in_all_frameworks(tmp_path):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.jax
-@pytest.mark.parametrize(
-    "mode", ["torch:ddp", pytest.param("tensorflow:multiworker", marks=pytest.mark.long), "jax:multiprocess"]
-)
+@pytest.mark.parametrize("mode", ["torch:ddp", "tensorflow:multiworker", "jax:multiprocess"])
 def test_a_script_runs_once_per_process_of_a_mode(tmp_path, mode):
     framework, _, name = mode.partition(":")
     several, said = trained(tmp_path, framework, name, nodes=2, devices_per_node=1, device="cpu")

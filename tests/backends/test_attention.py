@@ -39,7 +39,7 @@ print(json.dumps(found))
     ("before", "of_timm", "is_fused"),
     [
         ("", "1", True),
-        pytest.param("", "0", False, marks=pytest.mark.long),
+        ("", "0", False),
         ("import torch; torch.backends.cuda.enable_flash_sdp(False)", "1", False),
     ],
     ids=["fused", "switched off by timm", "switched off in torch"],

@@ -72,7 +72,7 @@ def traced(what, precision):
     parts = batch.images, batch.labels, batch.weights, batch.drop_masks, tf.constant(8, backend._dtype)
     step = backend._train.get_concrete_function(*parts, constants)  # traced, not computed
     found = {"operations": list(operations(step)), "of evaluations": [], "evaluated": []}
-    if what == "toy-bn":
+    if (what, precision) == ("toy-bn", "float32"):
         seen, forward = [], backend._forward
         backend._forward = lambda images, *masks, training: seen.append(images.shape[0]) or forward(
             images, *masks, training=training
@@ -99,12 +99,13 @@ def traced(*what):
 
 @pytest.fixture(scope="module")
 def small():
-    return dict(zip(("toy-bn", "lookup", "text"), traced("toy-bn:float32", "lookup:float32", "text:"), strict=True))
+    precisions = [f"{what}:{precision}" for what in ("toy-bn", "lookup") for precision in ON_THE_HOST]
+    return dict(zip((*precisions, "text"), traced(*precisions, "text:"), strict=True))
 
 
 @pytest.fixture
 def toy_bn(small):
-    return small["toy-bn"]
+    return small["toy-bn:float32"]
 
 
 ON_THE_HOST = {
@@ -126,22 +127,22 @@ def without_a_kernel(operations):
     return {operation["type"] for operation in operations if operation["host_memory"] is None} - {"Placeholder"}
 
 
-def test_every_operation_of_a_small_step_has_a_kernel_for_gpus(toy_bn):
-    assert "Conv2D" in {operation["type"] for operation in toy_bn["operations"]}
-    assert without_a_kernel(toy_bn["operations"]) == ON_THE_HOST["float32"]
+@pytest.mark.parametrize("precision", ON_THE_HOST)
+def test_every_operation_of_a_small_step_has_a_kernel_for_gpus(small, precision):
+    operations = small[f"toy-bn:{precision}"]["operations"]
+    assert "Conv2D" in {operation["type"] for operation in operations}
+    assert without_a_kernel(operations) == ON_THE_HOST[precision]
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_every_operation_of_a_step_has_a_kernel_for_gpus():
     models = [f"efficientnet-b0:{precision}" for precision in ON_THE_HOST]  # the operations of B2, in fewer layers
-    *steps, lookup = traced(*models, "lookup:float64")
-    for (precision, on_the_host), step in zip(ON_THE_HOST.items(), steps, strict=True):
+    for (precision, on_the_host), step in zip(ON_THE_HOST.items(), traced(*models), strict=True):
         operations = step["operations"]
         assert len(operations) > 1000
         assert "Conv2D" in {operation["type"] for operation in operations}
         assert without_a_kernel(operations) == on_the_host, precision
-    assert looked_up_on_the_gpu(lookup["operations"])
 
 
 @pytest.mark.slow
@@ -165,8 +166,9 @@ def test_an_evaluation_in_parts_needs_less_and_finds_the_same(toy_bn):
     assert None not in operations.values()
 
 
-def test_pixels_are_looked_up_on_the_gpu_and_stay_there(small):
-    assert looked_up_on_the_gpu(small["lookup"]["operations"])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_pixels_are_looked_up_on_the_gpu_and_stay_there(small, precision):
+    assert looked_up_on_the_gpu(small[f"lookup:{precision}"]["operations"])
 
 
 def test_an_operation_without_a_kernel_is_noticed(small):

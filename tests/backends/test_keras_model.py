@@ -71,7 +71,6 @@ def test_a_model_of_keras_is_the_same_in_all_frameworks():
 @pytest.mark.tensorflow
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.usefixtures("warm")
 def test_batchnorm_of_each_replica_is_the_same_too(elsewhere):
     checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("dp", "mirrored", "spmd"), replicas=2)

@@ -178,7 +178,7 @@ def test_commands_that_read_execute_nothing_and_write_no_more(hostile, tmp_path)
     ("option", "imported"),
     [
         ("--parquet", "pyarrow.parquet"),
-        pytest.param("--mlflow", "mlflow sqlalchemy alembic", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("--mlflow", "mlflow sqlalchemy alembic", marks=pytest.mark.slow),
         pytest.param("--wandb", "wandb", marks=pytest.mark.slow),
     ],
 )

@@ -50,15 +50,19 @@ def config_of(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
     return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
 
 
+AS_A_USER_DOES = {
+    *(arm.values[0] for arm in ONE_PER_LAUNCH.values()),
+    ("torch", "ddp", 2, 2),  # two devices per node
+    ("tensorflow", "parameter-server", 3, 1),  # processes that train nothing
+    ("jax", "jit", 2, 1),  # compiled with all of XLA's optimizations
+}
+"""Arms that are launched as a user launches them. The others run in warm processes: only what they train matters."""
+
+
 @pytest.fixture
 def launched(run_once, train_once):
-    """Trains a mode on a topology; returns (result, run directory).
-
-    One mode of each way to start processes, and one with two devices per node, is launched as a user does; of the
-    others only what they train is the point.
-    """
-    as_a_user_does = {arm.values[0] for arm in (*ONE_PER_LAUNCH.values(), FOUR_REPLICAS[1])}
-    return lambda *arm: (run_once if arm in as_a_user_does else train_once)(config_of(*arm))
+    """Trains a mode on a topology; returns (result, run directory)."""
+    return lambda *arm: (run_once if arm in AS_A_USER_DOES else train_once)(config_of(*arm))
 
 
 @pytest.fixture
@@ -348,7 +352,7 @@ def test_processes_of_fsdp_share_out_what_those_of_ddp_hold_each(tmp_path, monke
     assert max(held["fsdp"]) < 0.55 * held["ddp"][0]
 
 
-B2 = Workload(
+EFFICIENTNET = Workload(
     dataset="synthetic-mini",
     image_size=32,
     global_batch_size=8,
@@ -362,10 +366,11 @@ B2 = Workload(
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.long
-def test_efficientnet_b2_is_the_same_with_its_regularization(trained):
+@pytest.mark.parametrize("scale", ["b0", pytest.param("b2", marks=pytest.mark.long)])
+def test_efficientnet_is_the_same_with_its_regularization(trained, scale):
     """Also on two replicas; that the other modes compute what these do, `verify`'s checks of toy-bn show."""
-    regularized = B2.model_copy(update={"regularization": "shared"})
+    plain = EFFICIENTNET.model_copy(update={"model": f"efficientnet-{scale}"})
+    regularized = plain.model_copy(update={"regularization": "shared"})
     one, other = (trained(framework, "single", 1, 1, regularized) for framework in ("torch", "tensorflow"))
     two = trained("torch", "ddp", 2, 1, regularized.model_copy(update={"batchnorm": "sync"}))
     assert other.train_loss[0] == pytest.approx(one.train_loss[0], abs=1e-12)
@@ -374,7 +379,7 @@ def test_efficientnet_b2_is_the_same_with_its_regularization(trained):
     assert other.evaluations[0].loss == pytest.approx(one.evaluations[0].loss, abs=1e-8)
     assert one.settings["stochastic_depth"] == other.settings["stochastic_depth"] > 0.19
     assert two.train_loss == pytest.approx(one.train_loss, abs=1e-8)
-    assert abs(one.train_loss[0] - trained("torch", "single", 1, 1, B2).train_loss[0]) > 1e-3
+    assert abs(one.train_loss[0] - trained("torch", "single", 1, 1, plain).train_loss[0]) > 1e-3
 
 
 @pytest.mark.torch

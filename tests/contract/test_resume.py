@@ -24,20 +24,18 @@ from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 from tests.support.modes import ALL_MODES
 
-STATE_OF_ITS_OWN = (
-    *("torch-ddp", "torch-fsdp", "torch-pipeline", "torch-keras-fit", "tensorflow-single", "tensorflow-multiworker"),
-    *("jax-spmd", "jax-jit"),
-)
-"""Modes whose state is loaded in a way of their own, or whose launch is: beginnings of ids of `ALL_MODES`."""
-# The others take about half a minute each.
-DEFAULT_AND_SLOW_MODES = [
-    arm
-    if arm.id.startswith("torch-single")
-    else with_mark(arm, pytest.mark.slow)
-    if arm.id.startswith(STATE_OF_ITS_OWN)
-    else with_mark(arm, pytest.mark.slow, pytest.mark.long)
-    for arm in ALL_MODES
-]
+LIKE_ANOTHER = {("torch", "dp"), ("torch", "fabric"), ("torch", "accelerate"), ("tensorflow", "mirrored"),
+                ("jax", "single"), ("jax", "multiprocess")}  # fmt: skip
+"""Modes that load their state, and start their processes, as another mode does."""
+
+
+def marked(arm):
+    """A killed run takes about half a minute, but for that of one process of torch."""
+    if arm.values[0][:2] == ("torch", "single"):
+        return arm
+    return with_mark(arm, pytest.mark.slow, *([pytest.mark.long] if arm.values[0][:2] in LIKE_ANOTHER else []))
+
+
 STEPS = 12
 WORKLOAD = Workload(
     model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=STEPS, warmup_steps=0
@@ -113,7 +111,7 @@ LAUNCHED = ("single", "ddp", "multiworker")
 """Modes of which the run that is killed is launched as ever; the others, and what goes on, need not be."""
 
 
-@pytest.mark.parametrize("arm", DEFAULT_AND_SLOW_MODES)
+@pytest.mark.parametrize("arm", map(marked, ALL_MODES))
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after, request):
     if arm[1] not in LAUNCHED or arm[0] == "jax":  # which optimizes less there; see tests/support/warm.py
         request.getfixturevalue("warm")

@@ -190,15 +190,26 @@ def test_every_crossed_contender_can_be_run(monkeypatch):
             assert config.topology.num_replicas == replicas_of(contender)
 
 
+ALL_VALUES = (0, 1, 3, 8)
+"""Of the groups of torch and JAX, those that together have every value of every option."""
+
+
+def test_four_groups_have_every_value():
+    every = {(option, value) for option, rows in OPTIONS.items() for value in rows}
+    groups = planned(("torch", "jax"))
+    assert len(groups) == 13
+    assert set().union(*values_met([groups[number] for number in ALL_VALUES]).values()) == every
+
+
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[pytest.mark.long] if n not in (0, 4) else []) for n in range(13)]
+    "number", [pytest.param(n, marks=[] if n in ALL_VALUES else [pytest.mark.long]) for n in range(13)]
 )
 def test_healthy_modes_pass_in_crossed_groups(number):
-    """In two, for time; a bare `verify` makes all."""
+    """In the fewest that show all values, to save time; a bare `verify` runs all groups."""
     group = planned(("torch", "jax"))[number]
     checks = list(verify([group]))
     assert [check.name for check in checks if not check.passed] == []

@@ -195,7 +195,7 @@ def test_another_interpreter_can_hold_the_framework(tmp_path):
     ("framework", "mode"),
     [
         pytest.param("torch", "ddp", marks=pytest.mark.torch, id="ddp"),
-        pytest.param("tensorflow", "multiworker", marks=[pytest.mark.tensorflow, pytest.mark.long], id="multiworker"),
+        pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
     ],
 )
 @pytest.mark.slow

@@ -31,7 +31,7 @@ LONG = ["--steps", "100000"]
 FRAMEWORKS = [
     pytest.param(TORCH, marks=pytest.mark.torch, id="torch"),
     pytest.param(TENSORFLOW, marks=[pytest.mark.tensorflow, pytest.mark.long], id="tensorflow"),
-    pytest.param(JAX, marks=[pytest.mark.jax, pytest.mark.long], id="jax"),
+    pytest.param(JAX, marks=pytest.mark.jax, id="jax"),
 ]
 
 

@@ -376,7 +376,7 @@ leaves = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, l
 @pytest.mark.parametrize(("kind", "mode", "says"), [
     ("exits", "single", "SystemExit: 0"),
     ("leaves", "single", "its exit status was 0, so its own code ended it"),
-    pytest.param("leaves", "ddp", "its exit status was 0, so its own code ended it", marks=pytest.mark.long),
+    ("leaves", "ddp", "its exit status was 0, so its own code ended it"),
 ])  # fmt: skip
 def test_a_model_that_ends_its_process_fails_with_its_step(elsewhere, monkeypatch, kind, mode, says):
     (elsewhere / "ends.py").write_text(ENDS)

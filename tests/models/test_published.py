@@ -60,6 +60,5 @@ def test_tensors_have_names_shapes_and_order_of_published_files():
     python("-c", NAMES)
 
 
-@pytest.mark.long
 def test_files_of_torchvision_and_timm_compute_the_same_here():
     python("-c", LOGITS)

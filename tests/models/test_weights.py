@@ -166,7 +166,7 @@ numpy.save(sys.argv[1] + "/features.npy", features)
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_file_of_timm_computes_what_timm_computes(tmp_path):
-    """In torch: from weights that are equal the others compute the same, as the contract of the modes shows for B2."""
+    """In torch; the others compute the same from equal weights, as tests/contract/test_modes.py shows for B0."""
     python("-c", MAKE_TIMM_FILE, str(tmp_path))
     arrays = probed(tmp_path / "own.safetensors", tmp_path / "torch")
     logits = arrays["evaluation_logits"]
