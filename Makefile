@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml
 check: install ## lint, format, types, imports, spelling: the hooks of .pre-commit-config.yaml
 	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files
 
-test: install ## the tests, PYTEST_WORKERS at a time; PYTEST_ARGS='-m slow' for the slow ones
+test: install ## the tests, PYTEST_WORKERS at a time; PYTEST_ARGS='-m "slow and not long"' for the slow ones
 	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-lowest: ## some of the tests with the lowest versions that pyproject.toml admits, in an environment of their own

@@ -5,12 +5,13 @@
 
 On the CPU, with one device and, where Keras has a data parallelism, with two. In every round each trains once, in an
 order that alternates, the same batches from the same weights; their losses show that they train the same. Each model
-has a result file of its own, and takes half an hour or more on two cores.
+takes half an hour or more on two cores, and gets its own result file.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,7 @@ WORKLOAD = {
     **{"steps": 9, "warmup_steps": 3, "global_batch_size": 16},
 }
 IN_WORDS = (
-    f"{WORKLOAD['image_size']} px, global batch {WORKLOAD['global_batch_size']}, synchronized BatchNorm if any, Adam"
+    f"{WORKLOAD['image_size']} px, global batch {WORKLOAD['global_batch_size']}, BatchNorm, if any, synchronized, Adam"
 )
 COLUMNS = [
     *text("compared with"),
@@ -61,18 +62,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     keeper = Keeper(parser, "benchmarks.keras_costs")
     arguments = parser.parse_args()
-    for model in arguments.model:
-        rows, ratios = [], []
-        for framework, devices, mode in (*OWN, *OF_SEVERAL):
-            if framework not in arguments.framework:
-                continue
-            configs = [config_of(framework, devices, name, model) for name in (mode, "keras-fit")]
+    pairs = {  # all of them first: a model that is none is refused before hours of others
+        model: [
+            (
+                f"{framework} {mode}",
+                devices,
+                [config_of(framework, devices, name, model) for name in (mode, "keras-fit")],
+            )
+            for framework, devices, mode in (*OWN, *OF_SEVERAL)
+            if framework in arguments.framework
+        ]
+        for model in arguments.model
+    }
+    for model, compared in pairs.items():
+        began, rows, ratios = time.monotonic(), [], []
+        for name, devices, configs in compared:
             own, fit = in_turns(configs, arguments.rounds)
             speeds = [[result.images_per_second for result in results] for results in (own, fit)]
             of_rounds = spread([second / first for first, second in zip(*speeds, strict=True)])
             ratios.append(of_rounds)
-            compared = f"{framework} {mode}"
-            rows.append((compared, devices, spread(speeds[0]), spread(speeds[1]), of_rounds, apart(own, fit)))
+            rows.append((name, devices, spread(speeds[0]), spread(speeds[1]), of_rounds, apart(own, fit)))
         is_whole = set(arguments.framework) == set(FRAMEWORKS)
         keeper.keep(
             arguments.write,
@@ -81,6 +90,7 @@ def main() -> None:
             sentences=[f"{model}, {IN_WORDS}, {pluralize(arguments.rounds, 'round')}."],
             tables=[table(COLUMNS, rows)],
             figures=extremes("ratio", [ratio[0] for ratio in ratios if ratio is not None], ".2f"),
+            seconds=time.monotonic() - began,
         )
 
 
