@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     keeper = Keeper(parser, "benchmarks.keras_costs")
     arguments = parser.parse_args()
-    pairs = {  # all of them first: a model that is none is refused before hours of others
+    pairs = {  # all of them first: an unknown model is refused before hours of others
         model: [
             (
                 f"{framework} {mode}",

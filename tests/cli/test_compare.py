@@ -19,7 +19,7 @@ from dpcompare.experiments.study import Study, open_study
 from dpcompare.results.result import RunResult
 from tests.support.command import dpcompare, invoke, start
 from tests.support.learning import ddp, multiworker, saved
-from tests.support.studies import arm
+from tests.support.studies import arm, counted_runs
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
 @pytest.mark.torch
 def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     folder, _, done = finished
-    runs = sorted(path.parent.relative_to(folder) for path in folder.rglob("result.json"))
+    runs = [run.relative_to(folder) for run in counted_runs(folder)]
     names = ("torch-single-1x1", "torch-single-1x1-seed=0")
     assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
     assert "FIRST LOOK: 2 of 6 rounds, nothing is ranked yet." in done.stdout
@@ -211,7 +211,9 @@ def test_a_failed_run_can_be_made_again(tmp_path):
     assert "every run failed, so nothing can be compared" in invoke(*arguments).stderr
     again = invoke(*arguments, "--retry-failed")
     assert again.code == 0, again.stderr
-    assert {path.name for path in tmp_path.glob("out/runs/round-01/*")} == {"torch-ddp-2x1", "torch-ddp-2x1.failed-1"}
+    (counted,) = counted_runs(tmp_path / "out")
+    assert counted.name == "torch-ddp-2x1"
+    assert counted.with_name("torch-ddp-2x1.failed-1").is_dir()
 
 
 def _broken_ddp(folder):

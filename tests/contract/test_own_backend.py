@@ -15,6 +15,7 @@ from dpcompare.errors import RequestError
 from tests.support.arms import FAST, SLOW, compared, runs
 from tests.support.command import invoke, start
 from tests.support.constancy import changed_rounds
+from tests.support.studies import counted_runs
 
 OWN = """
 import torch
@@ -119,7 +120,7 @@ def test_own_backends_are_arms_and_judged_by_what_they_compute(mine, tmp_path):
     reasons = invoke("report", str(tmp_path / "study"), "--json").json["reasons"]
     assert any(reason.startswith("first loss: ") for reason in reasons), reasons
     assert not any("backend" in reason.partition(":")[0] for reason in reasons), reasons
-    (run,) = (tmp_path / "study" / "runs" / "round-01").glob("*AsItIs*")
+    (run,) = (run for run in counted_runs(tmp_path / "study") if "AsItIs" in run.name)
     settings = json.loads((run / "result.json").read_text())["settings"]
     assert list(settings["backend_modules"]) == ["backends_of_mine.py"]
     assert f"torch single 1x1 backend={mine}:AsItIs" in invoke("report", str(run)).stdout

@@ -20,6 +20,7 @@ from dpcompare.models.initial_weights import custom_weights
 from dpcompare.results.result import RunResult
 from dpcompare.system.python_environment import is_custom
 from tests.support.command import invoke
+from tests.support.studies import counted_runs
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SQUARES = ["--dataset", "small_resnet:squares", "--image-size", "32", "--global-batch-size", "16"]
@@ -581,7 +582,7 @@ def test_layers_with_other_names_start_from_the_same_weights(elsewhere):
     assert done.code == 0, done.stderr
     names = {"conv2d": "0", "batch_normalization": "1", "dense": "5"}
     assert "matched by order and shape: conv2d = 0, batch_normalization = 1, dense = 5" in done.stderr
-    runs = [RunResult.load(run) for run in sorted((elsewhere / "study" / "runs" / "round-01").iterdir())]
+    runs = [RunResult.load(run) for run in counted_runs(elsewhere / "study")]
     assert [run.config["inputs"]["layers"] for run in runs] == [{"tensorflow": names}] * 2
     assert len({run.weights_sha256 for run in runs}) == 1
     assert np.abs(np.subtract(*(run.train_loss for run in runs))).max() < 1e-10
