@@ -1,4 +1,4 @@
-"""The tree of packages and modules in docs/architecture.md, made from their first sentences.
+"""The tree of packages and modules in docs/package_layout.md, made from their first sentences.
 
 python -m docs.site.tree  # writes it
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dpcompare"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "package_layout.md"
 TREE = re.compile(r"(?<=```\n)dpcompare/\n.*?(?=```)", re.DOTALL)
 ORDER = ("cli", "report", "projection", "experiments", "launch", "training", "backends", "results", "config", "data",
          "models", "system")  # fmt: skip

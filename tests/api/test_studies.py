@@ -40,6 +40,7 @@ print(report.claims[0].sentence)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_study_from_python_is_one_of_the_command_line(tmp_path, capsys):
     exec(compile(CODE, "script.py", "exec"), {"__name__": "__main__"})

@@ -65,6 +65,7 @@ def test_a_script_runs_once_per_process_of_a_mode(tmp_path, mode):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_torchrun_starts_it_too(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "torch", "ddp", "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -73,6 +74,7 @@ def test_torchrun_starts_it_too(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_life_of_a_training(tmp_path):
     """One process of torch shows all of it: use before and after, schedule, states, another framework, wrong losses."""
     done = python(

@@ -87,5 +87,6 @@ for kernels, rows in {"SyncBatchNorm": 8, "default": 4}.items():
 """
 
 
+@pytest.mark.slow
 def test_statistics_over_all_replicas_have_all_their_rows():
     python("-c", STATISTICS)

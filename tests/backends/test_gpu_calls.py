@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.marks import with_cuda_build
 
-pytestmark = [pytest.mark.torch, *with_cuda_build()]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, *with_cuda_build()]
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -54,6 +54,7 @@ def test_code_runs_on_what_nvidia_says(architectures, capability, code):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_torch_says_what_it_was_built_for():
     import sys
 

@@ -20,7 +20,7 @@ from tests.support.marks import with_cuda_build
 from tests.support.ports import held_ports
 from tests.support.runs import held
 
-pytestmark = [pytest.mark.torch, *with_cuda_build()]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, *with_cuda_build()]
 
 REPOSITORY = Path(__file__).parents[2]
 LEFT_TO_GPUS = {"keras-fit"}
@@ -29,28 +29,27 @@ LEFT_TO_GPUS = {"keras-fit"}
 LIVES = {
     "single": {"mode": "single", "devices": 1, "like": "one"},
     "single, native": {
-        **{"slow": True, "mode": "single", "devices": 1, "like": "one"},
+        **{"mode": "single", "devices": 1, "like": "one"},
         "workload": {"profile": "native", "accumulate": 1},
     },
     "dp": {"mode": "dp", "devices": 2, "like": "two"},
-    "dp, one GPU": {"slow": True, "mode": "dp", "devices": 1, "like": "one"},
+    "dp, one GPU": {"mode": "dp", "devices": 1, "like": "one"},
     "ddp, one process": {"mode": "ddp", "devices": 1, "processes": 1, "like": "one"},
-    "fabric": {"slow": True, "mode": "fabric", "devices": 1, "processes": 1, "like": "one"},
-    "accelerate": {"slow": True, "mode": "accelerate", "devices": 1, "processes": 1, "like": "one"},
+    "fabric": {"mode": "fabric", "devices": 1, "processes": 1, "like": "one"},
+    "accelerate": {"mode": "accelerate", "devices": 1, "processes": 1, "like": "one"},
     "ddp": {"mode": "ddp", "devices": 2, "processes": 2, "like": "two"},
     "ddp, synchronized": {
         **{"mode": "ddp", "devices": 2, "processes": 2, "like": "one"},
         "workload": {"batchnorm": "sync"},
     },
-    "ddp, two stages": {"slow": True, "mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
+    "ddp, two stages": {"mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
     **{
-        f"{mode}, shared": {
-            **{"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two", "slow": mode != "ddp"}
-        }
+        f"{mode}, shared": {"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two"}
         for mode in ("ddp", "fabric", "accelerate")
     },
     "ddp, shared by nodes": {
-        **{"slow": True, "mode": "ddp", "devices": 2, "nodes": 2, "processes": 2, "shared": True, "like": "two"}
+        **{"mode": "ddp", "devices": 2, "nodes": 2},
+        **{"processes": 2, "shared": True, "like": "two"},
     },
     "fsdp": {"mode": "fsdp", "devices": 2, "processes": 2, "like": "two"},
     "pipeline": {
@@ -59,14 +58,7 @@ LIVES = {
                                       "which no pipeline takes"},
     },
 }  # fmt: skip
-"""Name -> what is lived, what on the CPU must agree with it, what its life leaves out, with the reason, and whether it
-is among the slow tests."""
-
-
-def of_lives(*names):
-    """Parameters of a test: these lives, or all."""
-    chosen = names or LIVES
-    return [pytest.param(name, marks=[pytest.mark.slow] if LIVES[name].get("slow") else []) for name in chosen]
+"""Name -> what is lived, what on the CPU must agree with it, and what its life leaves out, with the reason."""
 
 
 PLANTED = {name: LIVES["single"] | {"planted": name} for name in ("connect", "_move")}
@@ -103,29 +95,22 @@ def lived(framework, lives, *, processes):
 
 @pytest.fixture(scope="module")
 def found(session_folder):
-    """What each process found in a life, by its name; a session lives all of them once, the slow ones apart."""
-
-    def of(name):
-        slow = bool(LIVES.get(name, {}).get("slow"))
-        path = session_folder / f"gpu-lives-{'slow' if slow else 'default'}.json"
-        with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
-            if not path.exists():
-                path.write_text(json.dumps(lived_all(slow=slow)))
-        return json.loads(path.read_text())[name]
-
-    return of
+    """What each process found in a life, by its name; a session lives all of them once."""
+    path = session_folder / "gpu-lives.json"
+    with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
+        if not path.exists():
+            path.write_text(json.dumps(lived_all()))
+    return json.loads(path.read_text()).__getitem__
 
 
-def lived_all(*, slow):
-    """All lives that are slow, or not; the CPU's and those that must end are among those of one process."""
+def lived_all():
+    """The CPU's lives and those that must end are among those of one process."""
     gathered = {}
     for processes in (1, 2):
         lives = {
-            name: life | {"device": "gpu"}
-            for name, life in LIVES.items()
-            if (life.get("processes", 1), bool(life.get("slow"))) == (processes, slow)
+            name: life | {"device": "gpu"} for name, life in LIVES.items() if life.get("processes", 1) == processes
         }
-        if processes == 1 and not slow:
+        if processes == 1:
             lives |= {name: life | {"device": "gpu"} for name, life in PLANTED.items()}
             lives |= {name: life | {"device": "cpu"} for name, life in ON_CPU.items()}
         by_process = lived("torch", list(lives.values()), processes=processes)
@@ -138,7 +123,7 @@ def test_every_mode_has_a_life():
     assert {life["mode"] for life in LIVES.values()} == known - LEFT_TO_GPUS
 
 
-@pytest.mark.parametrize("name", of_lives())
+@pytest.mark.parametrize("name", LIVES)
 def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
     (expected,) = found(LIVES[name]["like"])
     processes = found(name)
@@ -160,7 +145,7 @@ def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
     assert "activations" in LIVES[name].get("leaves_out", {}) or processes[0]["layers"] == expected["layers"]
 
 
-@pytest.mark.parametrize("name", of_lives())
+@pytest.mark.parametrize("name", LIVES)
 def test_a_life_on_gpus_names_its_own_gpu(found, name):
     for rank, process in enumerate(found(name)):
         rank = 0 if LIVES[name].get("shared") else rank
@@ -174,14 +159,14 @@ def test_a_life_on_gpus_names_its_own_gpu(found, name):
         assert {call[1] for call in process["calls"] if call[0] == "set_device"} <= set(range(rank, rank + count))
 
 
-@pytest.mark.parametrize("name", of_lives(*(name for name, life in LIVES.items() if life.get("shared"))))
+@pytest.mark.parametrize("name", [name for name, life in LIVES.items() if life.get("shared")])
 def test_replicas_on_one_gpu_exchange_by_gloo(found, name):
     for process in found(name):
         assert process["described"]["collective"] == "gloo"
         assert "connect" not in {call[0] for call in process["calls"]}  # NCCL is never asked
 
 
-@pytest.mark.parametrize("name", of_lives())
+@pytest.mark.parametrize("name", LIVES)
 def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
     """No single GPU knows when a step of a replica in stages has ended."""
     for process in found(name):
@@ -205,13 +190,12 @@ def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):
         assert first == [["set_device", rank], ["connect", rank]]
 
 
-@pytest.mark.slow
 def test_with_stages_nccl_connects_as_they_come(found):
     (staged,) = found("ddp, two stages")
     assert "connect" not in {call[0] for call in staged["calls"]}
 
 
-@pytest.mark.parametrize("name", of_lives("single", "ddp, one process", "ddp", "fabric", "accelerate"))
+@pytest.mark.parametrize("name", ["single", "ddp, one process", "ddp", "fabric", "accelerate"])
 def test_events_of_the_gpu_tell_when_gradients_are_ready(found, name):
     for process in found(name):
         assert 0 < process["described"]["backward_ends"] <= 1
@@ -243,7 +227,6 @@ def test_every_mode_of_jax_has_a_life():
 
 
 @pytest.mark.jax
-@pytest.mark.slow
 @pytest.mark.parametrize("name", JAX_LIVES)
 def test_jax_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
     life = JAX_LIVES[name]

@@ -238,6 +238,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_modules_that_cannot_be_taken_are_refused(elsewhere):
     (elsewhere / "nets.py").write_text(MODULES)
     said = said_of("jax", REFUSED)

@@ -131,6 +131,7 @@ print(json.dumps({
 
 @pytest.mark.jax
 @KERAS
+@pytest.mark.slow
 @pytest.mark.usefixtures("other_settings")
 def test_products_in_jax_are_in_bfloat16(elsewhere):
     done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
@@ -217,6 +218,7 @@ OF_TORCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "refused"),
     [
@@ -268,6 +270,7 @@ assert "draws random numbers in gaussian_noise" in refused(made.__enter__)
 
 @pytest.mark.torch
 @KERAS
+@pytest.mark.slow
 def test_a_program_of_its_own_trains_a_model_of_keras(elsewhere):
     environment = os.environ | {"KERAS_BACKEND": "torch"}  # it imports Keras before dpcompare could choose
     done = subprocess.run([sys.executable, "-c", IN_PROCESS], env=environment, capture_output=True, text=True)

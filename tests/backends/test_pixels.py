@@ -47,6 +47,7 @@ numpy.savez(sys.argv[2], **got)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in LOOKED_UP])
 def test_a_device_looks_up_the_same_bits_as_the_host(framework, tmp_path):
     rng = np.random.default_rng(0)

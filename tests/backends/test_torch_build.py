@@ -28,5 +28,6 @@ assert build_of_torch() == {}
 '''
 
 
+@pytest.mark.slow
 def test_builds_of_one_version_differ_in_what_they_say():
     python("-c", BUILDS)

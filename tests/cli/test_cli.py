@@ -431,6 +431,7 @@ def test_a_config_file_can_hold_the_whole_request(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_data_prepare_describes_the_store(photos):
     prepared = dpcompare("data", "prepare", "photos", "store", "--image-size", "32", "--json")
     assert prepared.code == 0
@@ -456,6 +457,7 @@ def test_a_runs_result_goes_to_stdout_and_the_rest_to_stderr(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_forced_colour_does_not_animate_a_pipe():
     done = dpcompare("run", *TORCH, *TINY, FORCE_COLOR="1")
     assert done.code == 0
@@ -491,6 +493,7 @@ DDP = ["--framework", "torch", "--mode", "ddp", "--nodes", "2"]
 MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "number"),
     [

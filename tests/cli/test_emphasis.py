@@ -42,6 +42,7 @@ def test_a_part_is_bold():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_terminal_shows_colours_unless_it_is_told_not_to(tmp_path):
     folder = saved(tmp_path, ddp(), multiworker())
     command = [sys.executable, "-m", "dpcompare", "report", folder]

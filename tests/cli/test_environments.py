@@ -199,6 +199,7 @@ def copied(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.torch
+@pytest.mark.slow
 def test_arms_run_in_their_environments_and_are_comparable(copied, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path / "none"))

@@ -174,6 +174,7 @@ def test_commands_that_read_execute_nothing_and_write_no_more(hostile, tmp_path)
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "imported"),
     [

@@ -68,6 +68,7 @@ except SystemExit as ended:
     assert imported_frameworks(code) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "others"),
     [

@@ -40,6 +40,7 @@ def config(framework="torch", mode="single", *, nodes=1, **workload):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("framework", "mode", "nodes", "workload", "again"),

@@ -30,6 +30,7 @@ def asks_for_runs_alone(code):
     return imports_us_alone and not {"backend", "run_script"} & set(re.findall(r"dp\.(\w+)\(", code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", list(python_blocks()))
 def test_python_examples_run(code, tmp_path, request):
     if asks_for_runs_alone(code):
@@ -92,6 +93,6 @@ def test_links_lead_to_files_of_the_repository(page):
             assert (page.parent / target).exists(), target
 
 
-def test_the_tree_of_the_architecture_is_that_of_the_modules():
-    page = (ROOT / "docs" / "architecture.md").read_text()
+def test_the_package_layout_is_that_of_the_modules():
+    page = (ROOT / "docs" / "package_layout.md").read_text()
     assert TREE.search(page)[0] == tree(), "run `python -m docs.site.tree`"

@@ -190,12 +190,14 @@ def calibrated():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_six_equal_arms_are_rarely_told_apart(calibrated):
     for found in calibrated:
         assert max(found["now"].false_of_six_arms) < 0.1  # 5%, and what 100 studies may have by chance
     assert min(calibrated[0]["before"].false_of_six_arms) > 0.25
 
 
+@pytest.mark.slow
 def test_a_round_added_until_a_claim_appears_does_not_make_one(calibrated):
     for found in calibrated:
         assert found["now"].false_by_hand < 0.1

@@ -275,6 +275,7 @@ def silent(folder, *, steps, alive, half_seconds=4):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "alive", "half_seconds", "deadlines", "stalls"),
     [
@@ -314,6 +315,7 @@ def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_stopped_process_is_told_and_ended(tmp_path):
     code = silent(tmp_path, steps=3, alive=True)
     pids = []

@@ -67,6 +67,7 @@ def sockets_of(request, run_dir, then=lambda new: None):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "mode", "changes"),
     [

@@ -64,6 +64,7 @@ MULTI_NODE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "mode"), [MULTI_NODE[0], with_mark(MULTI_NODE[1], pytest.mark.slow)])
 def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framework, mode):
     """Process 1 finds its store truncated when it has joined the others; process 0 waits for it in an exchange."""
@@ -162,6 +163,7 @@ def test_a_run_directory_is_used_once(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_folders_named_like_a_framework_are_not_taken_for_it(tmp_path):
     for name in ("torch", "timm", "numpy"):
         (tmp_path / name).mkdir()
@@ -170,6 +172,7 @@ def test_folders_named_like_a_framework_are_not_taken_for_it(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_run_can_be_started_outside_the_main_thread(tmp_path):
     results = []
     thread = threading.Thread(target=lambda: results.append(run(config(mode="single", nodes=1), tmp_path / "run")))

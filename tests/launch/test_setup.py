@@ -133,6 +133,7 @@ def versions_of(environments, framework):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=[pytest.mark.slow, pytest.mark.long])])
 def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypatch, installer):
     if installer == "pip":
@@ -161,6 +162,7 @@ def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypat
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_an_index_that_fails_is_named_without_its_password(environments, indexes, monkeypatch):
     monkeypatch.setenv("DPCOMPARE_TORCH_CPU_INDEX", "http://me:mine@127.0.0.1:9/cpu")
     failed = invoke("setup", "--frameworks", "torch", "--device", "cpu", "--json")
@@ -188,6 +190,7 @@ def test_an_index_that_cannot_be_reached_is_said(environments, index, monkeypatc
     assert "builds for CPUs" not in invoke("setup", "--dry-run", "--device", "cpu").stderr
 
 
+@pytest.mark.slow
 def test_with_gpus_each_framework_gets_an_environment(environments, index, install_gpus):
     install_gpus()
     done = invoke("setup", "--json")
@@ -265,6 +268,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_ctrl_c_ends_the_installer(tmp_path):
     programs, pid = tmp_path / "programs", tmp_path / "pid"
     programs.mkdir()
@@ -429,6 +433,7 @@ def test_environments_go_with_the_environment_of_dpcompare(monkeypatch, tmp_path
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("installer", ["uv", "pip"])
 def test_an_environment_with_a_name_has_what_was_asked_for(environments, indexes, monkeypatch, installer):
     if installer == "pip":

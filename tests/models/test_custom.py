@@ -317,6 +317,7 @@ for name in ("thread", "child", "daemon", "exits", "leaves", "closes", "mute", "
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -436,6 +437,7 @@ of_torch = CustomModel(torch=print)
 
 
 @pytest.mark.jax
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -554,6 +556,7 @@ def test_a_class_of_torch_is_taken_as_it_is(elsewhere):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_a_function_of_keras_is_taken_as_it_is(elsewhere):
     """A Sequential without an input is built, and each layer has its tensors in torch's layouts."""
     (elsewhere / "mine.py").write_text(OF_KERAS)

@@ -14,6 +14,7 @@ from tests.support.marks import in_each_framework_of_keras, with_mark
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "head"), [("torchvision", "fc"), ("timm", "fc")])
 def test_a_model_of_a_library_of_torch_is_taken_by_its_name(library, head):
     layers = described_layers(f"{library}:resnet18", "torch", sys.executable, 32, 4)
@@ -24,6 +25,7 @@ def test_a_model_of_a_library_of_torch_is_taken_by_its_name(library, head):
 IN_TORCH, IN_TENSORFLOW, IN_JAX = in_each_framework_of_keras()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # JAX makes a layer at a time, for a minute
     "framework", [IN_TORCH, IN_TENSORFLOW, with_mark(IN_JAX, pytest.mark.slow, pytest.mark.long)]
 )
@@ -34,6 +36,7 @@ def test_a_model_of_keras_is_taken_by_its_name(framework):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_pixels_are_scaled_once():
     """Those of a batch are normalised; some models of Keras would scale them again."""
     layers = described_layers("keras:MobileNetV3Small", "tensorflow", sys.executable, 32, 4)
@@ -41,6 +44,7 @@ def test_pixels_are_scaled_once():
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_misspelt_name_is_corrected():
     with pytest.raises(RequestError, match=r"received 'resnet_18', which is none of the \d+ models of timm .*resnet18"):
         described_layers("timm:resnet_18", "torch", sys.executable, 32, 4)

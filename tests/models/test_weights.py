@@ -121,6 +121,7 @@ def keras_files(tmp_path_factory):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own.weights.h5", "own.keras", "own.h5"])
 def test_every_kind_of_keras_file_is_read_tensor_by_tensor(keras_files, name):
     source = read_source((keras_files / name).read_bytes(), name)

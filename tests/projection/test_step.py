@@ -259,6 +259,7 @@ def test_goals_that_nothing_reaches_are_said_so():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_goals_are_found_below_what_is_too_large():
     """A larger batch has more to lose by a failure, and of more nodes one fails sooner."""
     often = Interruptions(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)

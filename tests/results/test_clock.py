@@ -210,6 +210,7 @@ STOPPED_SECONDS = 1.5
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

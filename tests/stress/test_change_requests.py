@@ -23,6 +23,7 @@ def _needs_a_repository():
         pytest.skip("this is not a clone: the requests are made in working trees")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_is_made_and_touches_what_the_docs_say(name):
     with working_tree() as tree:

@@ -102,6 +102,7 @@ def test_every_run_of_a_study_is_made_once(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_modes_alike_are_measured_first_and_rounds_predicted(
     tmp_path,
 ):

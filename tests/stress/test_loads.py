@@ -21,6 +21,7 @@ def children():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADS)
 def test_a_load_is_there_within_its_context_and_not_after(name):
     cores = os.sched_getaffinity(0)

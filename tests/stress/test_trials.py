@@ -57,6 +57,7 @@ def test_a_trial_in_which_all_is_well_has_no_problem(monkeypatch):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "changes", "says"),
     [

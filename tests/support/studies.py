@@ -1,6 +1,5 @@
 """Studies of tiny runs, as documents: nothing is trained; and which runs of a real one count."""
 
-
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload

@@ -90,6 +90,7 @@ def test_switches_are_those_of_the_framework_and_of_python(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "is_seen"), [(40, True), (8, False)])
 def test_garbage_that_is_collected_in_each_step_is_seen(steps, is_seen):
     seen = observed(config(steps=40), steps=steps, each_step=gc.collect)
