@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.build_study import StudyOptions, arms_or_study_file, build_study, named_arms, num_rounds
+from dpcompare.cli.build_arms import arms_or_study_file, named_arms
+from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options, rows_of, separated
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from dpcompare.cli import completion
-from dpcompare.cli.build_study import ENVIRONMENT, arm_request, arms_on_one_topology
+from dpcompare.cli.build_arms import ENVIRONMENT, arm_request, arms_on_one_topology
 from dpcompare.cli.compare import prepared, print_plan
 from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.build_study import ENVIRONMENT, arm_request, arms_on_one_topology, completed_arms, option_of
+from dpcompare.cli.build_arms import ENVIRONMENT, arm_request, arms_on_one_topology, completed_arms, option_of
 from dpcompare.cli.compare import accept_or_refuse, ended_runs, prepared, print_plan
 from dpcompare.cli.next_commands import steps_after_study
 from dpcompare.cli.option_table import add_options, option, rows_of, separated

@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from dpcompare._version import __version__
+from dpcompare.cli.build_arms import WORDS
 from dpcompare.cli.build_config import cluster_of_machines
-from dpcompare.cli.build_study import WORDS
 from dpcompare.cli.option_values import (
     interpreters,
     listed,
