@@ -1,11 +1,12 @@
 """What Keras's own `fit` costs in each framework, against dpcompare's loop with the framework's own layers.
 
-    python -m benchmarks.keras_costs [--model efficientnet-b2 ...] [--framework torch ...] [--rounds 6]
+    python -m benchmarks.keras_costs [--model efficientnet-b2 ...] [--framework torch ...] [--rounds 6] [--same]
                                      [--write [FOLDER]]
 
 On the CPU, with one device and, where Keras has a data parallelism, with two. In every round each trains once, in an
-order that alternates, the same batches from the same weights; their losses show that they train the same. Each model
-takes half an hour or more on two cores, and gets its own result file.
+order that alternates, the same batches from the same weights. Each model takes half an hour or more on two cores, and
+gets its own result file. --same measures no time and shows that both train the same: by the losses of a few steps in
+float64, since in float32 rounding grows with the steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,7 @@ WORKLOAD = {
 IN_WORDS = (
     f"{WORKLOAD['image_size']} px, global batch {WORKLOAD['global_batch_size']}, BatchNorm, if any, synchronized, Adam"
 )
+IN_FLOAT64 = WORKLOAD | {"steps": 4, "warmup_steps": 0, "precision": "float64"}
 COLUMNS = [
     *text("compared with"),
     number("devices", "d"),
@@ -39,58 +42,85 @@ COLUMNS = [
     number("keras-fit / it", ".2f"),
     number("losses apart by", ".1e"),
 ]
+COLUMNS_OF_SAME = [
+    *text("compared with"),
+    number("devices", "d"),
+    *(number(f"losses of step {step} apart by", ".1e") for step in (1, 2, 4)),
+]
 OWN = (("torch", 1, "single"), ("tensorflow", 1, "single"), ("jax", 1, "single"))
 OF_SEVERAL = (("tensorflow", 2, "mirrored"), ("jax", 2, "jit"))
 """Framework, devices, and the mode that `keras-fit` is compared with."""
 
 
-def config_of(framework: str, devices: int, mode: str, model: str) -> RunConfig:
+def config_of(framework: str, devices: int, mode: str, workload: Workload) -> RunConfig:
     cluster = Cluster.partition(1, devices, device="cpu")
-    return RunConfig(framework=framework, mode=mode, workload=Workload(model=model, **WORKLOAD), cluster=cluster)
+    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
 
 
-def apart(one: Sequence[RunResult], other: Sequence[RunResult]) -> float:
-    """The largest difference of a loss in any round, relative to it."""
+def apart(one: Sequence[RunResult], other: Sequence[RunResult]) -> np.ndarray:
+    """The largest difference of each step's loss in any round, relative to it."""
     losses = [np.array([each.train_loss for each in results]) for results in (one, other)]
-    return float(np.abs(losses[1] / losses[0] - 1).max())
+    return np.abs(losses[1] / losses[0] - 1).max(0)
+
+
+Pairs = Sequence[tuple[str, int, Sequence[RunConfig]]]
+"""Framework and mode, devices, and the runs of that mode and of `keras-fit`."""
+
+
+def costs(pairs: Pairs, rounds: int) -> dict[str, Any]:
+    """What a result file holds of how fast they are, in so many rounds."""
+    rows, ratios = [], []
+    for name, devices, configs in pairs:
+        own, fit = in_turns(configs, rounds)
+        speeds = [[result.images_per_second for result in results] for results in (own, fit)]
+        of_rounds = spread([second / first for first, second in zip(*speeds, strict=True)])
+        ratios.append(of_rounds)
+        rows.append((name, devices, spread(speeds[0]), spread(speeds[1]), of_rounds, apart(own, fit).max()))
+    figures = extremes("ratio", [ratio[0] for ratio in ratios if ratio is not None], ".2f")
+    return {"tables": [table(COLUMNS, rows)], "figures": figures}
+
+
+def same(pairs: Pairs, rounds: int) -> dict[str, Any]:
+    """What a result file holds of whether they train the same."""
+    rows = []
+    for name, devices, configs in pairs:
+        first, second, _, last = apart(*in_turns(configs, rounds))
+        rows.append((name, devices, first, second, last))
+    return {"tables": [table(COLUMNS_OF_SAME, rows)]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=list(MODELS))
     parser.add_argument("--framework", nargs="+", choices=list(FRAMEWORKS), default=list(FRAMEWORKS))
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, help="default: 6, or 1 with --same")
+    parser.add_argument("--same", action="store_true")
     keeper = Keeper(parser, "benchmarks.keras_costs")
     arguments = parser.parse_args()
-    pairs = {  # all of them first: an unknown model is refused before hours of others
+    kind, found_of, options = ("same", same, IN_FLOAT64) if arguments.same else ("costs", costs, WORKLOAD)
+    rounds = arguments.rounds or (1 if arguments.same else 6)
+    of_models = {  # all of them first: an unknown model is refused before hours of others
         model: [
             (
                 f"{framework} {mode}",
                 devices,
-                [config_of(framework, devices, name, model) for name in (mode, "keras-fit")],
+                [config_of(framework, devices, name, Workload(model=model, **options)) for name in (mode, "keras-fit")],
             )
             for framework, devices, mode in (*OWN, *OF_SEVERAL)
             if framework in arguments.framework
         ]
         for model in arguments.model
     }
-    for model, compared in pairs.items():
-        began, rows, ratios = time.monotonic(), [], []
-        for name, devices, configs in compared:
-            own, fit = in_turns(configs, arguments.rounds)
-            speeds = [[result.images_per_second for result in results] for results in (own, fit)]
-            of_rounds = spread([second / first for first, second in zip(*speeds, strict=True)])
-            ratios.append(of_rounds)
-            rows.append((name, devices, spread(speeds[0]), spread(speeds[1]), of_rounds, apart(own, fit)))
-        is_whole = set(arguments.framework) == set(FRAMEWORKS)
+    for model, pairs in of_models.items():
+        began = time.monotonic()
+        found = found_of(pairs, rounds)
         keeper.keep(
             arguments.write,
-            f"keras-costs-{model}",
-            "measured" if is_whole else "open",
-            sentences=[f"{model}, {IN_WORDS}, {pluralize(arguments.rounds, 'round')}."],
-            tables=[table(COLUMNS, rows)],
-            figures=extremes("ratio", [ratio[0] for ratio in ratios if ratio is not None], ".2f"),
+            f"keras-{kind}-{model}",
+            "measured" if set(arguments.framework) == set(FRAMEWORKS) else "open",
+            sentences=[f"{model}, {IN_WORDS}, {options.get('precision', 'float32')}, {pluralize(rounds, 'round')}."],
             seconds=time.monotonic() - began,
+            **found,
         )
 
 

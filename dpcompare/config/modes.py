@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.models.layer_matching import KERAS
 
 DEFAULT_REPLICAS = 2
 """Replicas of a mode of several devices if they are simulated and no number was asked for: one would exchange
@@ -63,6 +64,8 @@ class Mode:
     """Why another framework cannot repeat its last steps as exactly as its late step is judged."""
     by_default: bool = True
     """Whether `compare` takes it where no arms are named, if its framework is installed."""
+    trains_models_of: str = ""
+    """The library whose custom models alone it trains, as in `Layer.written_in`; empty: those of its framework."""
     packages: tuple[str, ...] = ()
     """Import names that it needs in addition to those of its framework."""
     extra: str = ""
@@ -136,6 +139,7 @@ def _by_keras(*, drops: bool = False, **fields: Any) -> Mode:
             **({} if drops else {"regularization": ("off",)}),
         },
         gradient_sync_separable=False,
+        trains_models_of=KERAS,
         unverifiable="Keras trains by its own Adam alone, and `verify` reads gradients from SGD",
         by_default=False,
         **fields,

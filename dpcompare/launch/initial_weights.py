@@ -8,6 +8,7 @@ from typing import Any
 
 from dpcompare.backends.custom_model import described_layers
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.errors import RequestError
@@ -160,6 +161,13 @@ def _model_of(run: PreparedRun) -> tuple[str, int, int]:
 
 def _layers(config: RunConfig, num_classes: int) -> tuple[Layer, ...]:
     limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
-    return described_layers(
-        config.workload.model, config.framework, config.python, config.workload.image_size, num_classes, **limit
-    )
+    model = config.workload.model
+    layers = described_layers(model, config.framework, config.python, config.workload.image_size, num_classes, **limit)
+    library = MODES[config.framework, config.mode].trains_models_of
+    if library and not any(layer.written_in == library for layer in layers):
+        raise RequestError(
+            f"model: {model!r} gives {config.framework} a model that is not {library}'s; {config.framework} "
+            f"{config.mode} trains models of {library} alone: expected one, such as CustomModel(keras=...), or another "
+            "mode"
+        )
+    return layers

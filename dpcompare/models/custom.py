@@ -10,7 +10,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.libraries import Library, library_of
 from dpcompare.system.python_environment import find_object
 from dpcompare.system.terminal_text import joined
-from dpcompare.system.type_names import FrameworkModel
+from dpcompare.system.type_names import Array, FrameworkModel
 
 Factory = Callable[[int, int], FrameworkModel]
 """(image_size, num_classes) -> a model."""
@@ -129,6 +129,21 @@ def refuse_made(name: str, framework: str, made: object, expected: str) -> Reque
     return RequestError(f"model: the {framework} factory of {name!r} gave {received}; expected {expected}{also}")
 
 
+def refuse_probabilities(name: str, framework: str, outputs: Array) -> None:
+    """Raise RequestError if a model gives probabilities in the place of logits.
+
+    Args:
+        name: of the model.
+        framework: that computed them.
+        outputs: of some images, (rows, classes).
+    """
+    if (outputs >= 0).all() and abs(outputs.sum(-1) - 1).max() < 1e-3:
+        raise RequestError(
+            f"model: {name!r} gives probabilities in {framework}: the outputs of an image sum to 1; expected logits, "
+            "without a softmax at the end, which the loss applies itself"
+        )
+
+
 def tied_tensors(name: str, first: str, second: str) -> RequestError:
     """The error for a model, one of whose tensors has these two names: each framework would count it otherwise."""
     return RequestError(
@@ -143,19 +158,22 @@ def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkMo
     arguments = _arguments(factory)
     if arguments is None:
         return factory(image_size, num_classes)
-    required = [name for name, default in arguments.items() if default is inspect.Parameter.empty]
-    if set(required) <= set(known):
+    required = {name: each for name, each in arguments.items() if each.default is each.empty}
+    if required.keys() <= known.keys():
         return factory(**{name: value for name, value in known.items() if name in arguments})  # type: ignore[call-arg]
-    if len(required) == len(known):
+    of_random_numbers = required.keys() & {"rngs", "rng", "key"}
+    has_names = required.keys() & known.keys() or any(each.kind is each.KEYWORD_ONLY for each in required.values())
+    if len(required) == len(known) and not has_names and not of_random_numbers:
         return factory(image_size, num_classes)
+    called = getattr(factory, "__name__", factory)
+    wrapped = f"; write a function: def net(num_classes): return {called}(...)" if of_random_numbers else ""
     raise RequestError(
-        f"model: {getattr(factory, '__name__', factory)!r} takes the arguments {', '.join(required)}; expected "
-        f"{EXPECTED_FACTORY}"
+        f"model: {called!r} takes the arguments {', '.join(required)}; expected {EXPECTED_FACTORY}{wrapped}"
     )
 
 
-def _arguments(factory: object) -> dict[str, object] | None:
-    """Name -> default of each argument that a factory can be given by name; None if it takes any, or is not known."""
+def _arguments(factory: object) -> dict[str, inspect.Parameter] | None:
+    """Each argument that a factory can be given by name; None if it takes any, or is not known."""
     made_by = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]  # of its class
     try:
         parameters = list(inspect.signature(made_by).parameters.values())  # type: ignore[arg-type]
@@ -165,7 +183,7 @@ def _arguments(factory: object) -> dict[str, object] | None:
     kinds = {parameter.kind for parameter in parameters}
     if kinds & {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}:
         return {} if isinstance(factory, type) else None
-    return {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    return {each.name: each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
 def _is_built(model: object) -> bool:

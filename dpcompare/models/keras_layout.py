@@ -41,6 +41,7 @@ BATCH_NORM_VARIABLES = ("gamma", "beta", "moving_mean", "moving_variance")
 _TENSORS = {
     "kernel": "weight",
     "depthwise_kernel": "weight",  # as Keras 2 called it
+    "embeddings": "weight",
     "gamma": "weight",
     "beta": "bias",
     "moving_mean": "running_mean",

@@ -40,8 +40,8 @@ class Layer:
         return ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in self.tensors.items())
 
 
-FLAX = "Flax"
-"""`Layer.written_in` of modules of Flax; the others that differ from torch's are Keras's."""
+FLAX, KERAS = "Flax", "Keras"
+"""`Layer.written_in` of their layers."""
 Layers = Sequence[Layer]
 
 
@@ -153,13 +153,15 @@ def match(
                     "expected the same tensors in both"
                 )
         return Matching(pairs=tuple(pairs))
+    # Those of JAX, unless they are Keras's, are matched without it.
+    of_keras = "; CustomModel(layer_names={...}) maps names in torch to those in Keras" * ("tensorflow" in frameworks)
     for number, (first, second) in enumerate(zip_longest(reference, other), start=1):
         if problem := _mismatch(first, second, by_name, frameworks):
             raise RequestError(
                 f"model: the layers of {model!r} have different names in {frameworks[0]} "
                 f"({listed(reference)}) and {frameworks[1]} ({listed(other)}), and their order does not show which "
                 f"ones correspond: layer {number}: {problem}; expected the same layers in the same order, or the same "
-                "names in both; CustomModel(layer_names={...}) maps names in torch to those in Keras"
+                f"names in both{of_keras}"
             )
     return Matching(pairs=tuple(zip(reference, other, strict=True)))
 

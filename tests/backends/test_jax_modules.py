@@ -28,18 +28,22 @@ def in_torch(num_classes):
             self.features = nn.Dropout(0.5)
             self.layer_norm = nn.LayerNorm(16, eps=1e-6)
             self.classifier = nn.Linear(16, num_classes)
+            self.shifts = nn.Embedding(3, 16)
 
         def forward(self, images):
+            import torch
+
             x = self.channels(self.norm(self.stem(images)).relu())
             for convolution in self.deep:
                 x = convolution(x).relu()
             x = self.features(self.hidden(x.mean((2, 3))).relu())
-            return self.classifier(self.layer_norm(x))
+            return self.classifier(self.layer_norm(x) + self.shifts(torch.tensor([0, 2])).sum(0))
 
     return Net()
 
 def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
     from flax import nnx
+    from jax import numpy as jnp
 
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -54,13 +58,14 @@ def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
             self.features = nnx.Dropout(0.5)
             self.layer_norm = nnx.LayerNorm(16, rngs=rngs)
             self.classifier = nnx.Linear(16, num_classes, rngs=rngs)
+            self.shifts = nnx.Embed(3, 16, rngs=rngs)
 
         def __call__(self, images, rngs=None):
             x = self.channels(nnx.relu(self.norm(self.stem(images))))
             for convolution in self.deep:
                 x = nnx.relu(convolution(x))
             x = self.features(nnx.relu(self.hidden(x.mean((1, 2)))), rngs=rngs)
-            return self.classifier(self.layer_norm(x))
+            return self.classifier(self.layer_norm(x) + self.shifts(jnp.array([0, 2])).sum(0))
 
     return Net(nnx.Rngs(0))
 
@@ -205,6 +210,37 @@ class Deaf(nnx.Module):
     def __call__(self, images, mask):
         return self.first(images.reshape(len(images), -1))
 
+class Flat(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, images):
+        return self.first(images.reshape(len(images), -1))
+
+class Told(Flat):
+    def __call__(self, images, train=True):
+        return super().__call__(images)
+
+class Branching(Flat):
+    def __call__(self, images):
+        x = super().__call__(images)
+        return x if x.mean() > 0 else -x
+
+class Probable(Flat):
+    def __call__(self, images):
+        return jax.nn.softmax(super().__call__(images))
+
+class Seeded(nnx.Module):
+    def __init__(self, num_classes, *, rngs):
+        self.first = nnx.Linear(48, num_classes, rngs=rngs)
+
+class Bridged(nnx.Module):
+    def __init__(self, num_classes):
+        self.inner = nnx.bridge.ToNNX(linen.Dense(num_classes), rngs=nnx.Rngs(0))
+
+def unmade(num_classes):
+    return nnx.eval_shape(lambda: Flat(num_classes))
+
 class Linen(linen.Module):
     num_classes: int = 4
 
@@ -232,6 +268,12 @@ REFUSED = {
     "Hidden": "has tensors outside its layers: layers.first.bias, layers.first.kernel; expected layers as",
     "Drawing": "and random numbers in nnx.Dropout alone",
     "Deaf": "missing 1 required positional argument: 'mask'",
+    "Told": "is called with the argument train; expected none of the kind: dpcompare calls train() and eval()",
+    "Branching": "Attempted boolean conversion of traced array",
+    "Probable": "gives probabilities in jax: the outputs of an image sum to 1; expected logits, without a softmax",
+    "Seeded": "'Seeded' takes the arguments num_classes, rngs; expected a class or a function that makes a model",
+    "Bridged": "has a module of flax.linen (inner), whose tensors are made when it is first called; expected layers",
+    "unmade": "has shapes without values; expected a module outside nnx.eval_shape",
     "Linen": "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox",
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",

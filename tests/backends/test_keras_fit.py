@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -54,91 +52,26 @@ def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices
     }  # fmt: skip
 
 
-OWN_TERMS = """
+WITHOUT_INPUT = """
 import keras
 
-def regularized(num_classes):
-    layers = keras.layers
-    last = layers.Dense(num_classes, kernel_regularizer="l2", name="last")
-    return keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), last])
-
-class Penalty(keras.layers.Layer):
-    def call(self, x):
-        self.add_loss(keras.ops.mean(x**2))
-        return x
-
-def penalized(num_classes):
-    layers = keras.layers
-    return keras.Sequential([keras.Input((8, 8, 3)), layers.Flatten(), Penalty(), layers.Dense(num_classes)])
-
-class Doubled(keras.Sequential):
-    def compute_loss(self, *arguments, **options):
-        return 2 * super().compute_loss(*arguments, **options)
-
-class Stepping(keras.Sequential):
-    def train_step(self, *arguments):
-        return super().train_step(*arguments)
-
-def stepping(num_classes):
-    return Stepping([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
-
-def doubled(num_classes):
-    return Doubled([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+def net(num_classes):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes)])
 """
 
 
-OF_FIT_ALONE = {
-    "regularized": "last/kernel has a regularizer or a constraint",
-    "penalized": "one of its layers calls `add_loss`",
-    "doubled": "Doubled has a `compute_loss` of its own",
-    "stepping": "Stepping has a `train_step` of its own",
-}
-ONE_STEP = """
-import keras, numpy, terms
-from dpcompare.backends.keras.fit import CurrentBatch, Fit, FittedModel
-from dpcompare.errors import RequestError
-
-def squares(logits, labels, *, training):
-    return keras.ops.sum(logits**2, 1)
-
-rows = numpy.ones((4, 8, 8, 3), "float32"), numpy.zeros(4, "int32"), numpy.ones(4, "float32")
-for name in NAMES:
-    model = getattr(terms, name)(10)
-    model.neutral_layer_name = str
-    try:
-        FittedModel(model, squares, jit_compile=keras.backend.backend() == "jax")
-        Fit(model, CurrentBatch()).step(rows)
-    except RequestError as error:
-        print(error)
-"""
-
-
-@pytest.mark.parametrize(
-    "framework", [pytest.param("torch", marks=pytest.mark.torch), pytest.param("jax", marks=pytest.mark.jax)]
-)
+@pytest.mark.jax
 @KERAS
-def test_a_model_with_terms_of_its_own_is_refused(tmp_path, framework):
-    """`fit` would add them to the loss, and the loop does not."""
-    (tmp_path / "terms.py").write_text(OWN_TERMS)
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_STEP.replace("NAMES", repr(list(OF_FIT_ALONE)))],
-        env=os.environ | {"KERAS_BACKEND": framework},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    for line, expected in zip(done.stdout.splitlines(), OF_FIT_ALONE.values(), strict=True):
-        assert f"{expected}, which Keras's fit obeys and other modes ignore; expected a model without it" in line
-
-
-@pytest.mark.tensorflow
-@pytest.mark.usefixtures("warm")
-def test_a_model_that_adds_losses_is_refused_in_tensorflow(tmp_path, monkeypatch):
-    (tmp_path / "terms.py").write_text(OWN_TERMS)
+def test_a_model_without_an_input_is_built_where_it_trains(tmp_path, monkeypatch):
+    """Variables that are made outside the distribution would have no place in it."""
+    (tmp_path / "nets.py").write_text(WITHOUT_INPUT)
     monkeypatch.chdir(tmp_path)
-    workload = Workload(model="terms:penalized", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=2)
-    with pytest.raises(RunFailedError, match=OF_FIT_ALONE["penalized"]):
-        trained("keras-fit", tmp_path / "run", workload, devices=1)
+    workload = Workload(
+        model="nets:net", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0,
+        batchnorm="sync",
+    )  # fmt: skip
+    fit, loop = (trained(mode, tmp_path / mode, workload, "jax") for mode in ("keras-fit", "jit"))
+    assert fit.train_loss == pytest.approx(loop.train_loss, rel=1e-6)
 
 
 @pytest.mark.tensorflow

@@ -107,6 +107,14 @@ def test_settings_of_a_user_change_no_layer(framework):
     assert layers["dropout"].settings["draws"] == 16
 
 
+@pytest.mark.parametrize("framework", in_each_framework_of_keras())
+@pytest.mark.usefixtures("other_settings")
+def test_a_model_whose_function_imports_keras_has_our_layout(framework):
+    """It is called before the settings of the user's keras.json are replaced, and fails by them."""
+    layers = described_layers("keras:MobileNet", framework, sys.executable, 32, 10)
+    assert layers[0].tensors == {"weight": (32, 3, 3, 3)}
+
+
 NARROW = """
 import json, sys
 import jax
@@ -185,6 +193,26 @@ class Noisy(layers.Layer):
     def call(self, x):
         return x + keras.random.normal(x.shape[1:])
 
+class Penalty(layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+class Doubled(keras.Sequential):
+    def compute_loss(self, *arguments, **options):
+        return 2 * super().compute_loss(*arguments, **options)
+
+class Stepping(keras.Sequential):
+    def train_step(self, *arguments):
+        return super().train_step(*arguments)
+
+regularized = of(layers.Dense(3, kernel_regularizer="l2", name="held"))
+active = of(layers.Dense(3, activity_regularizer="l2", name="active"))
+penalized = of(Penalty())
+doubled = lambda num_classes: Doubled(of()(num_classes).layers)
+stepping = lambda num_classes: Stepping(of()(num_classes).layers)
+probable = lambda num_classes: keras.Sequential([*of()(num_classes).layers, layers.Softmax()])
+
 frozen = of(layers.Dense(3, trainable=False, name="still"))
 noisy = of(layers.GaussianNoise(0.1))
 unseeded = of(Noisy())
@@ -199,16 +227,24 @@ nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
 no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
 """
 
-REFUSED = {
+EVERYWHERE = {
+    "regularized": "held/kernel has a regularizer or a constraint, which dpcompare's loss and update would ignore",
+    "active": "active has a regularizer or a constraint, which dpcompare's loss",
+    "penalized": "one of its layers calls `add_loss`, which dpcompare's loss and update would ignore; expected a model",
+    "doubled": "Doubled has a `compute_loss` of its own, which dpcompare's loss",
+    "stepping": "Stepping has a `train_step` of its own, which dpcompare's loss",
+    "probable": "gives probabilities in {framework}: the outputs of an image sum to 1; expected logits, without a soft",
+    "composed": "has layers inside its layer composed (Composed); expected layers that are not made of others",
+    "nested": "has layers inside its layer sequential (Sequential); expected layers that are not made of others",
+    "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
+    "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
+}
+NOT_AS_A_FUNCTION = {
     "frozen": "has the layer still with trainable=False; expected layers that are trained",
     "own_dropout": "has the layer own_dropout of its own class OwnDropout; expected Keras's class, without changes",
     "own_norm": "has the layer own_norm of its own class OwnNorm; expected Keras's class, without changes",
-    "composed": "has layers inside its layer composed (Composed); expected layers that are not made of others",
     "normalization": "has the tensor normalization.mean, which is not trained; expected no others than BatchNorm's",
     "noisy": "draws random numbers in gaussian_noise (GaussianNoise); expected layers of Dropout alone to do so",
-    "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
-    "nested": "has layers inside its layer sequential (Sequential); expected layers that are not made of others",
-    "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
 }
 OF_TORCH = {
     "unseeded": "draws random numbers in training outside its layers of dropout; expected keras.layers.Dropout",
@@ -222,8 +258,9 @@ OF_TORCH = {
 @pytest.mark.parametrize(
     ("framework", "refused"),
     [
-        pytest.param("torch", REFUSED | OF_TORCH, marks=[pytest.mark.torch, KERAS]),
-        pytest.param("jax", REFUSED, marks=[pytest.mark.jax, KERAS]),
+        pytest.param("torch", EVERYWHERE | NOT_AS_A_FUNCTION | OF_TORCH, marks=[pytest.mark.torch, KERAS]),
+        pytest.param("jax", EVERYWHERE | NOT_AS_A_FUNCTION, marks=[pytest.mark.jax, KERAS]),
+        pytest.param("tensorflow", EVERYWHERE, marks=pytest.mark.tensorflow),
     ],
 )
 def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, refused):

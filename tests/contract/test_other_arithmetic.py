@@ -6,6 +6,7 @@ from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.experiments.fairness import compare
 from stress.injection import write_sitecustomize
 
+ONE = Cluster.partition(1, 1, device="cpu")
 SWITCHED = {
     "torch": "import torch; torch.backends.cuda.matmul.allow_tf32 = True",
     "tensorflow": (
@@ -32,6 +33,30 @@ def inject(module):
 """
 
 
+COMPILED = {
+    "single": "arguments[0]._train = tf.function(arguments[0]._train_global_batch, autograph=False, jit_compile=True)",
+    "keras-fit": "arguments[0].model.jit_compile = True",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("mode", COMPILED)
+def test_a_step_that_xla_compiles_on_one_side_is_named(mode, tmp_path, monkeypatch):
+    workload = Workload(
+        model="mlp", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4, warmup_steps=0
+    )
+    config = RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=ONE)
+    usual = run(config, tmp_path / "usual")
+    code = f"import tensorflow as tf; {COMPILED[mode]}"
+    write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", BEFORE_TRAINING.format(code=code))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    other = run(config, tmp_path / "other")
+    assert [process.switches for process in other.observed] == [["XLA of a step (jit_compile) on"]]
+    assert "switches" in {row.setting for row in compare([usual, other]).rows if row.reason}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("framework", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in SWITCHED])
@@ -39,9 +64,7 @@ def test_what_one_side_was_switched_to_is_named(framework, tmp_path, monkeypatch
     workload = Workload(
         model="mlp", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4, warmup_steps=0
     )
-    config = RunConfig(
-        framework=framework, mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu")
-    )
+    config = RunConfig(framework=framework, mode="single", workload=workload, cluster=ONE)
     usual = run(config, tmp_path / "usual")
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", BEFORE_TRAINING.format(code=SWITCHED[framework]))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))

@@ -20,6 +20,7 @@ from dpcompare.models.initial_weights import custom_weights
 from dpcompare.results.result import RunResult
 from dpcompare.system.python_environment import is_custom
 from tests.support.command import invoke
+from tests.support.marks import KERAS
 from tests.support.studies import counted_runs
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -564,6 +565,18 @@ def test_a_function_of_keras_is_taken_as_it_is(elsewhere):
     assert conv.tensors == {"weight": (4, 3, 3, 3), "bias": (4,)}
     assert head.tensors == {"weight": (4, 4), "bias": (4,)}
     assert conv.settings["sides"] == (32, 32)
+
+
+@pytest.mark.torch
+@KERAS
+def test_keras_fit_trains_models_of_keras_alone(elsewhere):
+    """The other modes take it, so a study would begin, and only that arm would fail."""
+    (elsewhere / "mine.py").write_text(OF_TORCH)
+    arms = ("torch:single", "torch:keras-fit", "--model", "mine:Net")
+    refused = invoke("compare", *arms, *SQUARES, *SHORT, "--out", "study")
+    assert refused.code == 2
+    assert "gives torch a model that is not Keras's; torch keras-fit trains models of Keras alone" in refused.stderr
+    assert not (elsewhere / "study").exists()
 
 
 @pytest.mark.torch

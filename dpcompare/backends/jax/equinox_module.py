@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
+
+NORMS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
 
 
 class EquinoxModel:
@@ -40,9 +42,11 @@ class EquinoxModel:
                 f"model: {name!r} has a {type(stateful).__name__}, which keeps a state; expected layers without one, "
                 "such as GroupNorm, or a module of flax.nnx"
             )
+        paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, NORMS))
+        self.norms = frozenset(_joined(path) for path, part in paths if isinstance(part, NORMS))
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
-        self._names = [".".join(_step(key) for key in path) for path, _ in leaves]
+        self._names = [_joined(path) for path, _ in leaves]
         self._shapes = [value.shape for _, value in leaves]
         # On the host: on a device they would count as memory of the training.
         self._initial = {
@@ -72,6 +76,8 @@ def _in_torch(name: str, value: np.ndarray) -> np.ndarray:
     return value.reshape(-1) if is_bias else value
 
 
-def _step(key: Any) -> str:
-    """A step of a path through a tree, as torch writes it."""
-    return str(next(getattr(key, kind) for kind in ("name", "idx", "key") if hasattr(key, kind)))
+def _joined(path: Iterable[Any]) -> str:
+    """A path through a tree, as torch writes it."""
+    return ".".join(
+        str(next(getattr(key, kind) for kind in ("name", "idx", "key") if hasattr(key, kind))) for key in path
+    )

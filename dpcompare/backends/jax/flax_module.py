@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from flax.nnx.nn import dtypes
 
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import tied_tensors
@@ -28,12 +29,16 @@ RULES: dict[type[nnx.Module], dict[str, str]] = {
     nnx.BatchNorm: NORM,
     nnx.LayerNorm: NORM,
     nnx.GroupNorm: NORM,
+    nnx.Embed: {"embedding": "weight"},
 }
 """Module -> variable -> the kind of tensor that it is in torch."""
+NORMS: tuple[Any, ...] = tuple(kind for kind, names in RULES.items() if names is NORM)
 AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Axes of a kernel -> their order in torch: of (in, out), and of (height, width, in, out)."""
 SPATIAL = (1, 2)
 """Axes of features over which a dropout of whole channels is the same."""
+MODE_ARGUMENTS = {"train", "training", "is_training", "deterministic", "use_running_average"}
+"""Arguments of a call that say whether a module is trained, and that overrule what `train()` and `eval()` have set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,13 @@ class FlaxModel:
             RequestError: a tensor of it has no name in torch, or it draws random numbers itself.
         """
         self._name = name
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(module))):
+            raise RequestError(f"model: {name!r} has shapes without values; expected a module outside nnx.eval_shape")
+        if lazy := [path for path, owner in _modules(module) if isinstance(owner, nnx.bridge.ToNNX)]:
+            raise RequestError(
+                f"model: {name!r} has a module of flax.linen ({_joined(lazy[0]) or 'itself'}), whose tensors are made "
+                "when it is first called; expected layers of flax.nnx alone"
+            )
         self._dropouts: list[Path] = []
         self._replace_dropouts(module)
         self._tensors = list(self._named(module))
@@ -103,7 +115,14 @@ class FlaxModel:
             if isinstance(norm, nnx.BatchNorm)
         }
         """BatchNorm -> what must be the same in other frameworks."""
-        self._asks_for_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
+        self.norms = frozenset(_joined(path) for path, owner in _modules(module) if isinstance(owner, NORMS))
+        arguments = inspect.signature(type(module).__call__).parameters
+        if of_mode := sorted(MODE_ARGUMENTS.intersection(arguments)):
+            raise RequestError(
+                f"model: {name!r} is called with the argument {of_mode[0]}; expected none of the kind: dpcompare calls "
+                "train() and eval(), which nnx.BatchNorm and nnx.Dropout follow by themselves"
+            )
+        self._asks_for_rngs = "rngs" in arguments
         self._graph, state = nnx.split(module)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(state)
         places = {
@@ -137,10 +156,13 @@ class FlaxModel:
         module = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._structure, values))
         for path in self._dropouts:
             _at(module, path).drop = drop
-        for _, norm in _modules(module):
-            if isinstance(norm, nnx.BatchNorm):
-                norm.axis_name = axis_name
-                norm.dtype = images.dtype  # in bfloat16 its own tensors, and what it computes, stay float32
+        for _, owner in _modules(module):
+            if isinstance(owner, nnx.BatchNorm):
+                owner.axis_name = axis_name
+            if isinstance(owner, (*NORMS, nnx.Embed)):  # which would give the type that they were made with
+                owner.dtype = images.dtype
+            if isinstance(owner, NORMS):  # in bfloat16 their own tensors, and what they compute, stay float32
+                owner.promote_dtype = _widened
         set_mode: Callable[[], None] = module.train if training else module.eval
         set_mode()
         logits = module(images, rngs=NoRandomNumbers()) if self._asks_for_rngs else module(images)
@@ -202,6 +224,12 @@ def _modules(module: nnx.Module) -> Iterator[tuple[Path, nnx.Module]]:
                 yield from walk(value, (*path, attribute), (*above, part))
 
     return walk(module, (), ())
+
+
+def _widened(arrays: tuple[Any, ...], **_: Any) -> tuple[Any, ...]:
+    """Arrays in the widest of their types, where a layer of Flax would compute in the type that it gives."""
+    widened: tuple[Any, ...] = dtypes.promote_dtype(arrays)
+    return widened
 
 
 def _at(module: nnx.Module, path: Path) -> Any:

@@ -108,8 +108,8 @@ class KerasFit(Jit):
             old = variables[self._place_of_rate]
             variables[self._place_of_rate] = jax.device_put(np.asarray(learning_rate, old.dtype), old.sharding)
         else:
-            layout = self._rate_of_keras._layout.backend_layout
-            self._rate_of_keras.assign(jax.device_put(np.asarray(learning_rate, self._dtype), layout))
+            rate = np.asarray(learning_rate, self._dtype)
+            self._rate_of_keras.assign(jax.device_put(rate, _sharding(self._rate_of_keras)))
 
     def _take_from_keras(self) -> None:
         self._keras.jax_state_sync()
@@ -138,7 +138,7 @@ class KerasFit(Jit):
     def _place_on_mesh(self) -> None:
         """Have Keras's variables where a step leaves them: those on a single device would make it compile again."""
         for variable in (*self._keras.variables, *self._fitted.adam.variables, *self._keras.metrics_variables):
-            variable.assign(jax.device_put(variable.value, variable._layout.backend_layout))
+            variable.assign(jax.device_put(variable.value, _sharding(variable)))
 
     def synchronize(self, *, drain: bool = False) -> None:
         jax.block_until_ready(self._last if self._is_behind else self._state)
@@ -164,3 +164,10 @@ class KerasFit(Jit):
     def teardown(self) -> None:
         self._fit.end()
         super().teardown()
+
+
+def _sharding(variable: keras.Variable) -> jax.sharding.Sharding:
+    """Where Keras's distribution places a variable."""
+    layout = variable._layout
+    placed: jax.sharding.Sharding = getattr(layout, "backend_layout", layout)  # before 3.10 or so the sharding itself
+    return placed

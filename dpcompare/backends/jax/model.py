@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 
 from dpcompare.backends.keras.settings import is_keras, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import CustomModel, custom_model, refuse_made
+from dpcompare.models.custom import CustomModel, custom_model, refuse_made, refuse_probabilities
 from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.layer_matching import FLAX, NO_NAMES, Layer
@@ -141,6 +143,8 @@ class Pair(NamedTuple):
     apply: Callable[..., Any]
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Layer -> what must be the same in other frameworks, where that is known."""
+    norms: Collection[str] = ()
+    """Layers without running statistics that normalise, where that is known: their tensors stay float32 in bfloat16."""
     computes_in_bfloat16: bool = False
     """Whether it itself computes in bfloat16 where asked, from tensors in float32."""
 
@@ -168,7 +172,7 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
         # Imported here: the library is there, since its module is.
         module, _, kind = library.partition(":")
         model = getattr(import_module(f"dpcompare.backends.jax.{module}"), kind)(name, made)
-        return Pair(model.init, model.apply, model.settings)
+        return Pair(model.init, model.apply, model.settings, model.norms)
     if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
         raise refuse_made(
             name,
@@ -208,7 +212,7 @@ def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[
         tensors: Tensors, images: jax.Array, drop_masks: jax.Array | None, *, training: bool, axis_name: str | None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         if precision == "bfloat16" and not pair.computes_in_bfloat16:
-            tensors, images = _in_bfloat16(tensors), images.astype(jnp.bfloat16)
+            tensors, images = _in_bfloat16(tensors, pair.norms), images.astype(jnp.bfloat16)
         drop = Dropping(drop_columns, drop_masks if training else None)
         logits, made = pair.apply(tensors, images, training=training, axis_name=axis_name, drop=drop)
         return logits, made
@@ -245,9 +249,14 @@ def _with_layers(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[s
     return renamed
 
 
-def _in_bfloat16(tensors: Tensors) -> dict[str, jax.Array]:
-    """All but those of layers with running statistics, which in the other frameworks too stay as they are."""
-    norms = {name.rpartition(".")[0] for name in tensors if is_statistic(name)}
+def _in_bfloat16(tensors: Tensors, known: Collection[str]) -> dict[str, jax.Array]:
+    """All but those of layers that normalise, which in the other frameworks too stay as they are.
+
+    Args:
+        tensors: of the model.
+        known: layers that normalise, next to those with running statistics.
+    """
+    norms = {*known, *(name.rpartition(".")[0] for name in tensors if is_statistic(name))}
     return {
         name: tensor if name.rpartition(".")[0] in norms else tensor.astype(jnp.bfloat16)
         for name, tensor in tensors.items()
@@ -293,13 +302,21 @@ def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[di
     """
     tensors = {key: jnp.asarray(value, jnp.float32) for key, value in pair.init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
-    for training in (False, True):
-        drop = Dropping()
+    drop = Dropping()
+
+    def computed(tensors: Tensors, images: jax.Array, *, training: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
         logits, made = pair.apply(tensors, images, training=training, axis_name=None, drop=drop)
         if logits.shape != (2, num_classes):
             raise RequestError(
                 f"model: {name!r} gives {logits.shape} for 2 images in jax; expected logits (2, {num_classes})"
             )
+        return logits, made
+
+    logits, _ = computed(tensors, images, training=False)
+    refuse_probabilities(name, "jax", np.asarray(logits))
+    drop.layers.clear()
+    # Traced, as each step is: what depends on the values of features fails here, and not in the first step.
+    _, made = jax.eval_shape(partial(computed, training=True), tensors, images)
     if missing := [key for key in tensors if is_statistic(key) and key not in made]:
         raise RequestError(
             f"model: {name!r} gives no new {', '.join(missing)} in training in jax; expected apply to return logits "

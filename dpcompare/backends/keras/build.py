@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from dpcompare.backends.keras.model import MappedVariable, mapped_variables, with_neutral_names
+from dpcompare.backends.keras.model import MappedVariable, built, mapped_variables, with_neutral_names
 from dpcompare.backends.keras.settings import Scope, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import family_of, model_of
@@ -58,7 +58,9 @@ def custom(
         RequestError: it is not a Keras model, as far as that is known before it is called.
     """
     given = custom_model(name)
-    made = made_with(framework, precision, lambda: given.build(framework, image_size, num_classes), scope)
+    made = made_with(
+        framework, precision, lambda: built(given.build(framework, image_size, num_classes), image_size), scope
+    )
     return with_neutral_names(made, name, given, framework, image_size, names)
 
 

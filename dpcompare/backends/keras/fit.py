@@ -10,14 +10,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.keras.build import load_model, mapped_slots
 from dpcompare.backends.keras.model import MappedVariable, mapped_variables
 from dpcompare.backends.keras.settings import Scope
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
-from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState, is_statistic
 from dpcompare.system.type_names import FrameworkArray
 
@@ -74,11 +72,7 @@ class Fit:
         data: that it trains on.
         scope: of the thread.
         before: called when `fit` has set its metrics to 0, before the first step.
-
-        Raises:
-            RequestError: `fit` would train something else than the loop does.
         """
-        _refuse_own_terms(model)
         self._model, self._data, self._scope = model, data, scope
         self._turns = _StepHandshake(before, model=model, add_history=True)
         self._thread: threading.Thread | None = None
@@ -107,27 +101,6 @@ class Fit:
         if self._thread is not None:
             self._turns.end()
             self._thread.join()
-
-
-def _refuse_own_terms(model: keras.Model) -> None:
-    """Raise RequestError for what only `fit` adds to the loss, or changes after an update."""
-    own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
-    own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
-    if own:
-        raise _of_fit_alone(f"{own[0]} has a regularizer or a constraint")
-    for method in ("train_step", "compute_loss"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise _of_fit_alone(f"{type(model).__name__} has a `{method}` of its own")
-
-
-def _of_fit_alone(what: str) -> RequestError:
-    return RequestError(f"model: {what}, which Keras's fit obeys and other modes ignore; expected a model without it")
-
-
-def refuse_added_losses(model: keras.Model) -> None:
-    """Raise RequestError if layers have added losses to those of the step, while it is computed or compiled."""
-    if model.losses:
-        raise _of_fit_alone("one of its layers calls `add_loss`")
 
 
 class CurrentBatch(DataAdapter):
@@ -217,7 +190,7 @@ class FittedModel:
         self._sums = _SumsOfStep(row_losses)
         model.compile(
             optimizer=self.adam,
-            loss=_WeightedLoss(model, row_losses),
+            loss=_WeightedLoss(row_losses),
             weighted_metrics=[self._sums],
             jit_compile=jit_compile,
         )
@@ -255,16 +228,11 @@ class FittedModel:
 class _WeightedLoss(keras.losses.Loss):
     """The sum of the losses of all rows, each times its weight."""
 
-    def __init__(self, model: keras.Model, row_losses: RowLosses) -> None:
+    def __init__(self, row_losses: RowLosses) -> None:
         super().__init__()
-        self._model, self._row_losses = model, row_losses
-        self._is_first = True
+        self._row_losses = row_losses
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> FrameworkArray:
-        # In torch, which compiles nothing, every step calls it, and before the first one Keras itself, for the shapes.
-        if self._is_first and not in_symbolic_scope():
-            refuse_added_losses(self._model)
-            self._is_first = False
         return keras.ops.sum(_losses(self._row_losses, labels, logits) * keras.ops.reshape(sample_weight, (-1,)))
 
 

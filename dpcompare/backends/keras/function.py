@@ -14,6 +14,7 @@ from dpcompare.backends.keras.model import (
     layer_outputs,
     layers_of,
     mapped_variables,
+    refuse_inner_layers,
     settings_of,
 )
 from dpcompare.errors import RequestError
@@ -164,7 +165,8 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
 
 
 def _require_function(model: keras.Model, name: str) -> None:
-    """Raise RequestError for the first of `_problems`."""
+    """Raise RequestError for layers made of others, or the first of `_problems`."""
+    refuse_inner_layers(model, name)
     for problem in _problems(model):
         raise RequestError(f"model: {name!r} {problem}")
 
@@ -176,8 +178,6 @@ def _problems(model: keras.Model) -> Iterator[str]:
         kind = type(layer).__name__
         if isinstance(layer, shared) and not type(layer).__module__.startswith("keras."):
             yield f"has the layer {layer.name} of its own class {kind}; expected Keras's class, without changes"
-        elif any(inner.variables for inner in layer._flatten_layers(include_self=False)):
-            yield f"has layers inside its layer {layer.name} ({kind}); expected layers that are not made of others"
         elif len(layer.variables) > len(layer.weights) and not isinstance(layer, keras.layers.Dropout):
             yield f"draws random numbers in {layer.name} ({kind}); expected layers of Dropout alone to do so"
         elif not layer.trainable and layer.weights:

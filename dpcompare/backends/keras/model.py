@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import keras
 import numpy as np
 
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import CustomModel, refuse_made
+from dpcompare.models.custom import CustomModel, refuse_made, refuse_probabilities
 from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
 from dpcompare.models.keras_layout import AS_IT_IS, CONVOLUTION, DENSE, DEPTHWISE, Layout, tensor_name
 from dpcompare.models.layer_matching import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
+    KERAS,
     NO_NAMES,
     Layer,
     order_flattened,
@@ -26,6 +28,13 @@ from dpcompare.models.layer_matching import (
 from dpcompare.models.layers.in_tensorflow import OwnTensor
 from dpcompare.models.spec import IMAGE_CHANNELS, Shape, channels_first, shape_of_draws
 from dpcompare.system.type_names import Array, FrameworkArray
+
+
+def built(made: Any, image_size: int) -> Any:
+    """What a factory has made; a `keras.Sequential` without an input gets its variables."""
+    if isinstance(made, keras.Sequential) and not made.built:
+        made.build((None, image_size, image_size, IMAGE_CHANNELS))
+    return made
 
 
 def with_neutral_names(
@@ -38,7 +47,7 @@ def with_neutral_names(
         name: of the custom model, for errors.
         custom: the custom model.
         framework: that Keras computes with.
-        image_size: in pixels.
+        image_size: in pixels, for which a `keras.Sequential` without an input is built.
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
@@ -46,8 +55,7 @@ def with_neutral_names(
     """
     if not isinstance(model, keras.Model):
         raise refuse_made(name, framework, model, "a keras.Model")
-    if isinstance(model, keras.Sequential) and not model.built:
-        model.build((None, image_size, image_size, IMAGE_CHANNELS))
+    built(model, image_size)
     if not getattr(model, "inputs", None):
         raise RequestError(
             f"model: the {framework} factory of {name!r} gave a {type(model).__name__}, a subclass of keras.Model "
@@ -85,8 +93,10 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
         num_classes: of the dataset.
 
     Raises:
-        RequestError: it gives something else than logits, or has two tensors of the same name.
+        RequestError: it gives something else than logits, has two tensors of the same name, or adds something to the
+            loss or to the step.
     """
+    _refuse_own_terms(model, name)
     if tuple(model.output_shape) != (None, num_classes):
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
@@ -107,11 +117,50 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
             name=layer_name(model, layer),
             tensors=tensors.get(layer_name(model, layer), {}),
             settings=settings[layer.name],
+            written_in=KERAS,
         )
         for layer in model.layers
         if layer.weights or settings[layer.name]
     ]
-    return [*layers, *randomness(_logits_without_dropout(model, image_size))]
+    tried = _logits_without_dropout(model, image_size)
+    logits = next(tried)
+    refuse_probabilities(name, framework, logits)
+    if model.losses:
+        raise _ignored(name, "one of its layers calls `add_loss`")
+    return [*layers, *randomness(chain([logits], tried))]
+
+
+def refuse_inner_layers(model: keras.Model, name: str) -> None:
+    """Raise RequestError if a layer of a model consists of others, whose variables would get no layouts of their own.
+
+    Args:
+        model: of `with_neutral_names`.
+        name: of the custom model, for errors.
+    """
+    for layer in model.layers:
+        if any(inner.variables for inner in layer._flatten_layers(include_self=False)):
+            raise RequestError(
+                f"model: {name!r} has layers inside its layer {layer.name} ({type(layer).__name__}); expected layers "
+                "that are not made of others"
+            )
+
+
+def _refuse_own_terms(model: keras.Model, name: str) -> None:
+    """Raise RequestError for what a model adds to the loss, or changes in a step: Keras's `fit` alone would obey it."""
+    own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
+    own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
+    if own:
+        raise _ignored(name, f"{own[0]} has a regularizer or a constraint")
+    for method in ("train_step", "compute_loss"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise _ignored(name, f"{type(model).__name__} has a `{method}` of its own")
+
+
+def _ignored(name: str, what: str) -> RequestError:
+    return RequestError(
+        f"model: {name!r}: {what}, which dpcompare's loss and update would ignore; expected a model without it "
+        "(--weight-decay decays weights)"
+    )
 
 
 def _logits_without_dropout(model: keras.Model, image_size: int) -> Iterator[Array]:

@@ -62,10 +62,16 @@ def made_with(framework: str, precision: str, factory: Callable[[], M], scope: S
     """
     imported = sys.modules.get("keras")
     if imported is None or imported.backend.backend() != framework:
-        made = factory()
-        if not is_keras(made):
-            return made
-        # The factory was what imported Keras: it makes the model again.
+        try:
+            made = factory()
+        except Exception:
+            if imported is not None or "keras" not in sys.modules:
+                raise
+            # The factory was what imported Keras, and may have failed by the settings of a user's keras.json.
+        else:
+            if not is_keras(made):
+                return made
+        # It makes the model again.
     import keras
 
     if framework != "tensorflow":  # where it would take the graph that a strategy has entered

@@ -121,7 +121,7 @@ class TensorFlowBackend(Inspectable):
         """The steps as graphs, which TensorFlow traces when they are first called."""
         # autograph: the functions have no Python control flow to translate.
         function = tf.function(autograph=False, jit_compile=False)
-        step_function = tf.function(autograph=False, jit_compile=self.config.tuning.get("compilation") == "XLA")
+        step_function = tf.function(autograph=False, jit_compile=self._asks_for_xla)
         self._train = step_function(self._train_global_batch)
         self._traced: Any = None
         self._accumulate = step_function(self._accumulate_micro_batch)
@@ -131,6 +131,15 @@ class TensorFlowBackend(Inspectable):
             function(partial(self._logits_of_global_batch, training=training)) for training in (True, False)
         )
         self._broadcast_statistics = function(self._copy_statistics_of_replica_0)
+
+    @property
+    def _asks_for_xla(self) -> bool:
+        return self.config.tuning.get("compilation") == "XLA"
+
+    @property
+    def _is_step_compiled(self) -> bool:
+        """Whether XLA compiles a step, as its functions say, whoever has made them."""
+        return any(function._jit_compile for function in self.step_functions)
 
     @property
     def num_compilations(self) -> int:
@@ -407,6 +416,7 @@ class TensorFlowBackend(Inspectable):
                 {
                     "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
                     "XLA auto-clustering of TensorFlow on": bool(tf.config.optimizer.get_jit()),
+                    "XLA of a step (jit_compile) on": self._is_step_compiled and not self._asks_for_xla,
                 }
             ),
             libraries=runtime.libraries(self.config),

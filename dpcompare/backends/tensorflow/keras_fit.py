@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
-from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, refuse_added_losses, slots_of
+from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, slots_of
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
@@ -26,7 +26,7 @@ class KerasFit(TensorFlowBackend):
     def setup(self) -> None:
         super().setup()
         with self.strategy.scope():
-            self._loss = _WeightedLoss(self.model, self._dtype, self.row_losses)
+            self._loss = _WeightedLoss(self._dtype, self.row_losses)
             # The formula of our optimizer.py, in a dozen operations per variable instead of one.
             self._adam = adam(self.model)
             self.model.compile(optimizer=self._adam, loss=self._loss, jit_compile=False)
@@ -41,6 +41,10 @@ class KerasFit(TensorFlowBackend):
     def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
         """None: Keras keeps its function to itself."""
         return ()
+
+    @property
+    def _is_step_compiled(self) -> bool:
+        return bool(self.model.jit_compile)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         self._set_training_mode(training=True)
@@ -80,9 +84,9 @@ class _DistributedBatch(CurrentBatch, tf.distribute.DistributedDataset):
 class _WeightedLoss(keras.losses.Loss):
     """The weighted sum of the losses of all rows, kept for the loop: Keras itself reports a mean over an epoch."""
 
-    def __init__(self, model: keras.Model, dtype: tf.DType, row_losses: Callable[..., tf.Tensor]) -> None:
+    def __init__(self, dtype: tf.DType, row_losses: Callable[..., tf.Tensor]) -> None:
         super().__init__()
-        self._model, self._row_losses = model, row_losses
+        self._row_losses = row_losses
         self.total = tf.Variable(
             tf.zeros((), dtype),
             trainable=False,
@@ -105,7 +109,6 @@ class _WeightedLoss(keras.losses.Loss):
             self._divisor.assign(global_count)
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        refuse_added_losses(self._model)
         row_labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
         losses = self._row_losses(tf.cast(logits, self.total.dtype), row_labels, training=True)
         weights = tf.reshape(sample_weight, [-1])

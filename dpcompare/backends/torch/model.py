@@ -13,7 +13,7 @@ from dpcompare.backends.keras.settings import is_keras, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
-from dpcompare.models.custom import custom_model, refuse_made
+from dpcompare.models.custom import custom_model, refuse_made, refuse_probabilities, tied_tensors
 from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
 from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
 from dpcompare.models.layer_matching import Layer as CustomLayer
@@ -101,6 +101,10 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
                 f"model: BatchNorm {layer_name!r} of {name!r} was made with track_running_stats=False or "
                 "momentum=None; expected running statistics with a momentum, as the other frameworks keep them"
             )
+    names: dict[int, str] = {}
+    for key, parameter in model.named_parameters(remove_duplicate=False):
+        if (first := names.setdefault(id(parameter), key)) != key:
+            raise tied_tensors(name, first, key)
     tensors: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, tensor in model.state_dict().items():
         layer_name, _, kind = key.rpartition(".")
@@ -128,6 +132,7 @@ def _require_logits(name: str, model: nn.Module, image_size: int, num_classes: i
         raise RequestError(
             f"model: {name!r} gives {shape} for 2 images in torch{when}; expected logits (2, {num_classes})"
         )
+    refuse_probabilities(name, "torch", logits.numpy())
 
 
 def _logits_without_dropout(model: nn.Module, found: Sequence[str], image_size: int) -> Iterator[Array]:
