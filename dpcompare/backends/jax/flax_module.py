@@ -33,6 +33,8 @@ RULES: dict[type[nnx.Module], dict[str, str]] = {
 }
 """Module -> variable -> the kind of tensor that it is in torch."""
 NORMS: tuple[Any, ...] = tuple(kind for kind, names in RULES.items() if names is NORM)
+TYPED: tuple[Any, ...] = (*NORMS, nnx.Embed)
+"""Modules that give the type with which they were made, unless they are given another one."""
 AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Axes of a kernel -> their order in torch: of (in, out), and of (height, width, in, out)."""
 SPATIAL = (1, 2)
@@ -159,7 +161,7 @@ class FlaxModel:
         for _, owner in _modules(module):
             if isinstance(owner, nnx.BatchNorm):
                 owner.axis_name = axis_name
-            if isinstance(owner, (*NORMS, nnx.Embed)):  # which would give the type that they were made with
+            if isinstance(owner, TYPED):
                 owner.dtype = images.dtype
             if isinstance(owner, NORMS):  # in bfloat16 their own tensors, and what they compute, stay float32
                 owner.promote_dtype = _widened
