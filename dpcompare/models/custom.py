@@ -162,8 +162,11 @@ def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkMo
     if required.keys() <= known.keys():
         return factory(**{name: value for name, value in known.items() if name in arguments})  # type: ignore[call-arg]
     of_random_numbers = required.keys() & {"rngs", "rng", "key"}
-    has_names = required.keys() & known.keys() or any(each.kind is each.KEYWORD_ONLY for each in required.values())
-    if len(required) == len(known) and not has_names and not of_random_numbers:
+    in_order = len(required) == len(known) and all(
+        each.kind is not each.KEYWORD_ONLY and (name not in known or name == of_place)
+        for (name, each), of_place in zip(required.items(), known, strict=True)
+    )
+    if in_order and not of_random_numbers:
         return factory(image_size, num_classes)
     called = getattr(factory, "__name__", factory)
     wrapped = f"; write a function: def net(num_classes): return {called}(...)" if of_random_numbers else ""
