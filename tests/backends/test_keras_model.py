@@ -227,7 +227,7 @@ nested = of(keras.Sequential([layers.Dense(3), layers.Dense(3)]))
 no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers.Dense(num_classes)])
 """
 
-EVERYWHERE = {
+IN_ALL = {
     "regularized": "held/kernel has a regularizer or a constraint, which dpcompare's loss and update would ignore",
     "active": "active has a regularizer or a constraint, which dpcompare's loss",
     "penalized": "one of its layers calls `add_loss`, which dpcompare's loss and update would ignore; expected a model",
@@ -258,9 +258,9 @@ OF_TORCH = {
 @pytest.mark.parametrize(
     ("framework", "refused"),
     [
-        pytest.param("torch", EVERYWHERE | NOT_AS_A_FUNCTION | OF_TORCH, marks=[pytest.mark.torch, KERAS]),
-        pytest.param("jax", EVERYWHERE | NOT_AS_A_FUNCTION, marks=[pytest.mark.jax, KERAS]),
-        pytest.param("tensorflow", EVERYWHERE, marks=pytest.mark.tensorflow),
+        pytest.param("torch", IN_ALL | NOT_AS_A_FUNCTION | OF_TORCH, marks=[pytest.mark.torch, KERAS]),
+        pytest.param("jax", IN_ALL | NOT_AS_A_FUNCTION, marks=[pytest.mark.jax, KERAS]),
+        pytest.param("tensorflow", IN_ALL, marks=pytest.mark.tensorflow),
     ],
 )
 def test_models_of_keras_that_cannot_be_taken_are_refused(elsewhere, framework, refused):
