@@ -5,8 +5,8 @@
 
 On the CPU, with one device and, where Keras has a data parallelism, with two. In every round each trains once, in an
 order that alternates, the same batches from the same weights. Each model takes half an hour or more on two cores, and
-gets its own result file. --same measures no time and shows that both train the same: by the losses of a few steps in
-float64, since in float32 rounding grows with the steps.
+gets its own result file. --same measures no time: it compares the losses of a few steps in float64, since in float32
+rounding grows with the steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORKLOAD = {
     **{"steps": 9, "warmup_steps": 3, "global_batch_size": 16},
 }
 IN_WORDS = (
-    f"{WORKLOAD['image_size']} px, global batch {WORKLOAD['global_batch_size']}, BatchNorm, if any, synchronized, Adam"
+    f"{WORKLOAD['image_size']} px, global batch {WORKLOAD['global_batch_size']}, synchronized BatchNorm (if any), Adam"
 )
 IN_FLOAT64 = WORKLOAD | {"steps": 4, "warmup_steps": 0, "precision": "float64"}
 COLUMNS = [

@@ -71,7 +71,7 @@ def described_layers(
     if strange := [name for name, shape in shapes.items() if not name.endswith(kinds) or len(shape) not in (1, 2, 4)]:
         raise RequestError(
             f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
-            "expected those of convolutions of images, dense layers and BatchNorm"
+            "expected those of convolutions of images, dense layers, embeddings and normalization"
         )
     return layers
 

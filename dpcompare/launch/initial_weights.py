@@ -166,8 +166,7 @@ def _layers(config: RunConfig, num_classes: int) -> tuple[Layer, ...]:
     library = MODES[config.framework, config.mode].trains_models_of
     if library and not any(layer.written_in == library for layer in layers):
         raise RequestError(
-            f"model: {model!r} gives {config.framework} a model that is not {library}'s; {config.framework} "
-            f"{config.mode} trains models of {library} alone: expected one, such as CustomModel(keras=...), or another "
-            "mode"
+            f"model: {model!r} is not a {library} model in {config.framework}; {config.framework} {config.mode} trains "
+            f"only {library} models: expected one, such as CustomModel(keras=...), or another mode"
         )
     return layers

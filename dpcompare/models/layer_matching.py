@@ -32,7 +32,7 @@ class Layer:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What of `_SETTINGS` and `sides` is known of it; of dropout see `dpcompare.models.dropout_matching`."""
     written_in: str = ""
-    """The library whose words say how to change it, where that is not the framework's usual one."""
+    """The library that it is written in, where that is known."""
 
     @property
     def shown_tensors(self) -> str:
@@ -153,8 +153,8 @@ def match(
                     "expected the same tensors in both"
                 )
         return Matching(pairs=tuple(pairs))
-    # Those of JAX, unless they are Keras's, are matched without it.
-    of_keras = "; CustomModel(layer_names={...}) maps names in torch to those in Keras" * ("tensorflow" in frameworks)
+    is_of_keras = any(layer.written_in == KERAS for layer in (*reference, *other))
+    of_keras = "; CustomModel(layer_names={...}) maps names in torch to those in Keras" if is_of_keras else ""
     for number, (first, second) in enumerate(zip_longest(reference, other), start=1):
         if problem := _mismatch(first, second, by_name, frameworks):
             raise RequestError(

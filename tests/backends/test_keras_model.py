@@ -110,7 +110,7 @@ def test_settings_of_a_user_change_no_layer(framework):
 @pytest.mark.parametrize("framework", in_each_framework_of_keras())
 @pytest.mark.usefixtures("other_settings")
 def test_a_model_whose_function_imports_keras_has_our_layout(framework):
-    """It is called before the settings of the user's keras.json are replaced, and fails by them."""
+    """It is called before the settings of the user's keras.json are replaced, and fails because of them."""
     layers = described_layers("keras:MobileNet", framework, sys.executable, 32, 10)
     assert layers[0].tensors == {"weight": (32, 3, 3, 3)}
 
@@ -234,8 +234,8 @@ IN_ALL = {
     "doubled": "Doubled has a `compute_loss` of its own, which dpcompare's loss",
     "stepping": "Stepping has a `train_step` of its own, which dpcompare's loss",
     "probable": "gives probabilities in {framework}: the outputs of an image sum to 1; expected logits, without a soft",
-    "composed": "has layers inside its layer composed (Composed); expected layers that are not made of others",
-    "nested": "has layers inside its layer sequential (Sequential); expected layers that are not made of others",
+    "composed": "has layers inside its layer composed (Composed); expected layers that contain no others: instead of",
+    "nested": "has layers inside its layer sequential (Sequential); expected layers that contain no others: instead of",
     "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
     "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
 }
@@ -302,6 +302,13 @@ noisy = dp.CustomModel(keras=lambda: keras.Sequential([
 ]))
 made = dp.backend("torch", "single", workload, cluster=here, model=noisy)
 assert "draws random numbers in gaussian_noise" in refused(made.__enter__)
+held = dp.CustomModel(keras=lambda: keras.Sequential([
+    keras.Input((32, 32, 3)), keras.layers.Flatten(), keras.layers.Dense(10, kernel_regularizer="l2")
+]))
+for mode in ("single", "keras-fit"):
+    only_adam = dp.Workload(image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0)
+    made = dp.backend("torch", mode, only_adam, cluster=here, model=held)
+    assert "has a regularizer or a constraint" in refused(made.__enter__)
 """
 
 

@@ -498,9 +498,7 @@ MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", 
     ("mode", "number"),
     [
         pytest.param(DDP, signal.SIGINT, marks=pytest.mark.torch, id="ddp-int"),
-        pytest.param(
-            MULTIWORKER, signal.SIGTERM, marks=[pytest.mark.tensorflow, pytest.mark.slow], id="multiworker-term"
-        ),
+        pytest.param(MULTIWORKER, signal.SIGTERM, marks=pytest.mark.tensorflow, id="multiworker-term"),
     ],
 )
 def test_an_interrupted_run_ends_with_130_and_keeps_its_figures(tmp_path, mode, number):

@@ -53,7 +53,7 @@ def test_a_step_that_xla_compiles_on_one_side_is_named(mode, tmp_path, monkeypat
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", BEFORE_TRAINING.format(code=code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
     other = run(config, tmp_path / "other")
-    assert [process.switches for process in other.observed] == [["XLA of a step (jit_compile) on"]]
+    assert [process.switches for process in other.observed] == [["XLA (jit_compile) of TensorFlow's step on"]]
     assert "switches" in {row.setting for row in compare([usual, other]).rows if row.reason}
 
 

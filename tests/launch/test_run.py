@@ -27,7 +27,6 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
-from tests.support.marks import with_mark
 from tests.support.processes import node
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
@@ -65,7 +64,7 @@ MULTI_NODE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "mode"), [MULTI_NODE[0], with_mark(MULTI_NODE[1], pytest.mark.slow)])
+@pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
 def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framework, mode):
     """Process 1 finds its store truncated when it has joined the others; process 0 waits for it in an exchange."""
 

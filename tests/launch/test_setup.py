@@ -134,7 +134,7 @@ def versions_of(environments, framework):
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.long)])
 def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypatch, installer):
     if installer == "pip":
         monkeypatch.setenv("PATH", "/usr/bin:/bin")

@@ -233,6 +233,16 @@ def untracked_norm(image_size, num_classes):
     norm = nn.BatchNorm2d(3, track_running_stats=False)
     return nn.Sequential(norm, torch_model(image_size, num_classes - 1))
 untracked = CustomModel(torch=untracked_norm)
+def probable(image_size, num_classes):
+    from torch import nn
+    return nn.Sequential(torch_model(image_size, num_classes - 1), nn.Softmax(1))
+def tied(image_size, num_classes):
+    from torch import nn
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), first, second, nn.Linear(3, num_classes))
+def wide(num_classes, width):
+    return torch_model(32, num_classes)
 """
 
 
@@ -248,6 +258,9 @@ untracked = CustomModel(torch=untracked_norm)
         ),
         ("mine:untracked", "BatchNorm '0' of 'mine:untracked' was made with track_running_stats=False or momentum"),
         pytest.param("mine:gone", "'mine:gone' cannot be imported", marks=pytest.mark.slow),
+        pytest.param("mine:probable", "'mine:probable' gives probabilities in torch", marks=pytest.mark.slow),
+        pytest.param("mine:tied", "one tensor under two names, 2.weight and 3.weight", marks=pytest.mark.slow),
+        pytest.param("mine:wide", "'wide' takes the arguments num_classes, width; expected", marks=pytest.mark.slow),
         pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
     ],
 )
@@ -575,7 +588,7 @@ def test_keras_fit_trains_models_of_keras_alone(elsewhere):
     arms = ("torch:single", "torch:keras-fit", "--model", "mine:Net")
     refused = invoke("compare", *arms, *SQUARES, *SHORT, "--out", "study")
     assert refused.code == 2
-    assert "gives torch a model that is not Keras's; torch keras-fit trains models of Keras alone" in refused.stderr
+    assert "is not a Keras model in torch; torch keras-fit trains only Keras models" in refused.stderr
     assert not (elsewhere / "study").exists()
 
 

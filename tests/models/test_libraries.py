@@ -27,7 +27,7 @@ IN_TORCH, IN_TENSORFLOW, IN_JAX = in_each_framework_of_keras()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(  # JAX makes a layer at a time, for a minute
-    "framework", [IN_TORCH, IN_TENSORFLOW, with_mark(IN_JAX, pytest.mark.slow, pytest.mark.long)]
+    "framework", [IN_TORCH, IN_TENSORFLOW, with_mark(IN_JAX, pytest.mark.long)]
 )
 def test_a_model_of_keras_is_taken_by_its_name(framework):
     layers = described_layers("keras:MobileNet", framework, sys.executable, 32, 4)

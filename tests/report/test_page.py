@@ -166,6 +166,7 @@ def test_every_plot_is_drawn_and_named(open_page):
     assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     page = open_page()
@@ -179,6 +180,7 @@ def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     assert page.locator("th[aria-sort=descending]").count() == 1
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_what_one_came_for_is_not_cut(open_page, width):
@@ -190,6 +192,7 @@ def test_what_one_came_for_is_not_cut(open_page, width):
         assert figures.evaluate("each => each.scrollWidth <= each.clientWidth")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_contents_lead_to_every_part(open_page):
     page = open_page()
@@ -199,6 +202,7 @@ def test_the_contents_lead_to_every_part(open_page):
     assert links[-1] == "#definitions"
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
     page = open_page()
@@ -206,6 +210,7 @@ def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
     assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_point_leads_to_its_run(open_page):
     page = open_page()
@@ -220,6 +225,7 @@ def test_a_point_leads_to_its_run(open_page):
     assert rows.inner_text().split("\t")[:2] == ["torch single 1x1", "1"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_an_arm_can_be_left_out(open_page):
     page = open_page()
@@ -246,6 +252,7 @@ def test_an_arm_can_be_left_out(open_page):
     assert rows.count() == 3
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "shown", "hidden"),
@@ -277,6 +284,7 @@ def test_the_page_of_a_running_study_loads_itself_again(comparison):
     assert 'id="reloads"' not in ended
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
     page = open_page()
@@ -285,6 +293,7 @@ def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
     assert re.search(r", step \d+: loss [\d.]+$", page.locator("#tip").inner_text())
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_every_value_can_be_reached_by_keyboard(open_page):
     page = open_page()
@@ -309,6 +318,7 @@ def test_every_value_can_be_reached_by_keyboard(open_page):
     assert {"plot-ratios", "plot-scaling", "plot-breakdown", "plot-losses", "plot-memory"} <= set(stops)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_on_paper_nothing_is_folded(open_page):
     page = open_page()
@@ -321,6 +331,7 @@ def test_on_paper_nothing_is_folded(open_page):
     assert page.evaluate(state) == before
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_on_paper_no_column_is_cut(open_page):
     page = open_page(viewport={"width": 718, "height": 1000})  # A4 between margins of a centimetre, at 96 per inch
@@ -379,6 +390,7 @@ def test_a_hue_is_of_one_framework_and_follows_the_theme(comparison):
     assert [text for text in ("100.0", "130.0") if f">{text}</text>" not in speed] == []
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_table_says_where_the_time_goes(open_page):
     page = open_page()
@@ -393,6 +405,7 @@ def test_a_table_says_where_the_time_goes(open_page):
     assert row == ["torch ddp 2x1", "5.0", "10.0", "35.0", "2.0"]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_keeps_the_rules_of_axe(open_page, scheme):
@@ -403,6 +416,7 @@ def test_a_page_keeps_the_rules_of_axe(open_page, scheme):
     assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in broken] == []
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_dark_mode_has_light_ink_on_dark_paper(open_page):
     colours = {}
@@ -419,12 +433,14 @@ def test_dark_mode_has_light_ink_on_dark_paper(open_page):
     assert brightness["dark"][0] < 120 < 600 < min(brightness["dark"][1:])
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
     page = open_page(viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_without_scripts_every_figure_is_there(open_page):
     page = open_page(java_script_enabled=False)

@@ -34,12 +34,12 @@ RULES: dict[type[nnx.Module], dict[str, str]] = {
 """Module -> variable -> the kind of tensor that it is in torch."""
 NORMS: tuple[Any, ...] = tuple(kind for kind, names in RULES.items() if names is NORM)
 TYPED: tuple[Any, ...] = (*NORMS, nnx.Embed)
-"""Modules that give the type with which they were made, unless they are given another one."""
+"""Modules whose output has the type that they were made with, unless they are given another."""
 AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Axes of a kernel -> their order in torch: of (in, out), and of (height, width, in, out)."""
 SPATIAL = (1, 2)
 """Axes of features over which a dropout of whole channels is the same."""
-MODE_ARGUMENTS = {"train", "training", "is_training", "deterministic", "use_running_average"}
+MODE_ARGUMENTS = ("train", "training", "is_training", "deterministic", "use_running_average")
 """Arguments of a call that say whether a module is trained, and that overrule what `train()` and `eval()` have set."""
 
 
@@ -102,7 +102,9 @@ class FlaxModel:
         """
         self._name = name
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(module))):
-            raise RequestError(f"model: {name!r} has shapes without values; expected a module outside nnx.eval_shape")
+            raise RequestError(
+                f"model: {name!r} has shapes without values; expected a module made outside nnx.eval_shape"
+            )
         if lazy := [path for path, owner in _modules(module) if isinstance(owner, nnx.bridge.ToNNX)]:
             raise RequestError(
                 f"model: {name!r} has a module of flax.linen ({_joined(lazy[0]) or 'itself'}), whose tensors are made "
@@ -119,10 +121,11 @@ class FlaxModel:
         """BatchNorm -> what must be the same in other frameworks."""
         self.norms = frozenset(_joined(path) for path, owner in _modules(module) if isinstance(owner, NORMS))
         arguments = inspect.signature(type(module).__call__).parameters
-        if of_mode := sorted(MODE_ARGUMENTS.intersection(arguments)):
+        # By None, Flax's layers follow `train()` and `eval()`.
+        if of_mode := [each for each in MODE_ARGUMENTS if each in arguments and arguments[each].default is not None]:
             raise RequestError(
-                f"model: {name!r} is called with the argument {of_mode[0]}; expected none of the kind: dpcompare calls "
-                "train() and eval(), which nnx.BatchNorm and nnx.Dropout follow by themselves"
+                f"model: {name!r} takes the argument {of_mode[0]} when it is called; expected no such argument, since "
+                "dpcompare calls train() and eval(), which nnx.BatchNorm and nnx.Dropout follow by themselves"
             )
         self._asks_for_rngs = "rngs" in arguments
         self._graph, state = nnx.split(module)

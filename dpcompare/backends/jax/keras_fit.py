@@ -168,6 +168,6 @@ class KerasFit(Jit):
 
 def _sharding(variable: keras.Variable) -> jax.sharding.Sharding:
     """Where Keras's distribution places a variable."""
-    layout = variable._layout
-    placed: jax.sharding.Sharding = getattr(layout, "backend_layout", layout)  # before 3.10 or so the sharding itself
+    layout = variable._layout  # in older versions of Keras the sharding itself
+    placed: jax.sharding.Sharding = getattr(layout, "backend_layout", layout)
     return placed

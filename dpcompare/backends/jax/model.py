@@ -144,7 +144,7 @@ class Pair(NamedTuple):
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Layer -> what must be the same in other frameworks, where that is known."""
     norms: Collection[str] = ()
-    """Layers without running statistics that normalise, where that is known: their tensors stay float32 in bfloat16."""
+    """Layers that normalise, where that is known: in bfloat16 their tensors stay float32."""
     computes_in_bfloat16: bool = False
     """Whether it itself computes in bfloat16 where asked, from tensors in float32."""
 

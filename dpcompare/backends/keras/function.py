@@ -14,7 +14,6 @@ from dpcompare.backends.keras.model import (
     layer_outputs,
     layers_of,
     mapped_variables,
-    refuse_inner_layers,
     settings_of,
 )
 from dpcompare.errors import RequestError
@@ -165,8 +164,7 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
 
 
 def _require_function(model: keras.Model, name: str) -> None:
-    """Raise RequestError for layers made of others, or the first of `_problems`."""
-    refuse_inner_layers(model, name)
+    """Raise RequestError for the first of `_problems`."""
     for problem in _problems(model):
         raise RequestError(f"model: {name!r} {problem}")
 

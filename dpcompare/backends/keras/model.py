@@ -51,7 +51,8 @@ def with_neutral_names(
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
-        RequestError: it is not a Keras model whose layers Keras knows.
+        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others, or it changes the
+            loss or the step.
     """
     if not isinstance(model, keras.Model):
         raise refuse_made(name, framework, model, "a keras.Model")
@@ -62,6 +63,8 @@ def with_neutral_names(
             "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional model: "
             "keras.Model(inputs, outputs)"
         )
+    _refuse_own_terms(model, name)
+    _refuse_inner_layers(model, name)
     there = [layer.name for layer in model.layers]
     if missing := [in_keras for in_keras in custom.layer_names.values() if in_keras not in there]:
         raise RequestError(
@@ -93,10 +96,8 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
         num_classes: of the dataset.
 
     Raises:
-        RequestError: it gives something else than logits, has two tensors of the same name, or adds something to the
-            loss or to the step.
+        RequestError: it gives something else than logits, has two tensors of the same name, or adds losses.
     """
-    _refuse_own_terms(model, name)
     if tuple(model.output_shape) != (None, num_classes):
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
@@ -130,18 +131,14 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
     return [*layers, *randomness(chain([logits], tried))]
 
 
-def refuse_inner_layers(model: keras.Model, name: str) -> None:
-    """Raise RequestError if a layer of a model consists of others, whose variables would get no layouts of their own.
-
-    Args:
-        model: of `with_neutral_names`.
-        name: of the custom model, for errors.
-    """
+def _refuse_inner_layers(model: keras.Model, name: str) -> None:
+    """Raise RequestError if a layer of a model contains others, whose variables would get no layouts of their own."""
     for layer in model.layers:
         if any(inner.variables for inner in layer._flatten_layers(include_self=False)):
             raise RequestError(
                 f"model: {name!r} has layers inside its layer {layer.name} ({type(layer).__name__}); expected layers "
-                "that are not made of others"
+                "that contain no others: instead of a nested model, go on from its output, "
+                "keras.Model(base.input, head(base.output))"
             )
 
 

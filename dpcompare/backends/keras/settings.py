@@ -67,7 +67,7 @@ def made_with(framework: str, precision: str, factory: Callable[[], M], scope: S
         except Exception:
             if imported is not None or "keras" not in sys.modules:
                 raise
-            # The factory was what imported Keras, and may have failed by the settings of a user's keras.json.
+            # The factory was what imported Keras, and may have failed because of the settings of a user's keras.json.
         else:
             if not is_keras(made):
                 return made

@@ -416,7 +416,7 @@ class TensorFlowBackend(Inspectable):
                 {
                     "eager functions of TensorFlow": tf.config.functions_run_eagerly(),
                     "XLA auto-clustering of TensorFlow on": bool(tf.config.optimizer.get_jit()),
-                    "XLA of a step (jit_compile) on": self._is_step_compiled and not self._asks_for_xla,
+                    "XLA (jit_compile) of TensorFlow's step on": self._is_step_compiled and not self._asks_for_xla,
                 }
             ),
             libraries=runtime.libraries(self.config),

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from dpcompare.backends.keras.build import build, custom
-from dpcompare.backends.keras.model import layer_name, layers_of, refuse_inner_layers
+from dpcompare.backends.keras.model import layer_name, layers_of
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.layer_matching import NO_NAMES, Layer
@@ -49,11 +49,9 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     """The layers of a custom model in the order in which they compute.
 
     Raises:
-        RequestError: it is not a Keras model, has layers made of others, or as `layers_of` does.
+        RequestError: as `with_neutral_names` and `layers_of` do.
     """
-    model = custom(name, image_size, num_classes, "tensorflow")
-    refuse_inner_layers(model, name)
-    return layers_of(model, name, "tensorflow", image_size, num_classes)
+    return layers_of(custom(name, image_size, num_classes, "tensorflow"), name, "tensorflow", image_size, num_classes)
 
 
 class SharedDrop(keras.layers.Layer):

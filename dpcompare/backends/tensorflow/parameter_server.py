@@ -72,7 +72,7 @@ class ParameterServer(TensorFlowBackend):
 
     @property
     def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
-        return (self._update_once,)
+        return () if self.is_server else (self._update_once,)
 
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.ParameterServerStrategy(self._resolver)
