@@ -50,7 +50,8 @@ def trained(tmp_path, monkeypatch):
         monkeypatch.setattr(process, "load_backend", lambda framework, mode, own: OnGpu)
         monkeypatch.setattr(process, "_say_when_stopped", lambda events: None)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        monkeypatch.setenv("KERAS_BACKEND", "torch")  # as the process sets it itself, which stays
+        for name, value in {"KERAS_BACKEND": "torch", "KERAS_NNX_ENABLED": "0"}.items():
+            monkeypatch.setenv(name, value)  # as the process sets it itself, which stays
         workload = Workload(model="mlp", image_size=8, steps=4, warmup_steps=1, learning_rate=0.01)
         cluster = cluster or Cluster.partition(gpus=["0"])
         config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster)
