@@ -96,6 +96,7 @@ def test_fit_trains_a_model_of_keras_as_the_loop_does(tmp_path):
     assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", in_each_framework_of_keras())
 @pytest.mark.usefixtures("other_settings")
 def test_settings_of_a_user_change_no_layer(framework):
@@ -107,6 +108,7 @@ def test_settings_of_a_user_change_no_layer(framework):
     assert layers["dropout"].settings["draws"] == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", in_each_framework_of_keras())
 @pytest.mark.usefixtures("other_settings")
 def test_a_model_whose_function_imports_keras_has_our_layout(framework):
