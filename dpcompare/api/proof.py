@@ -76,8 +76,9 @@ def verify(
         RequestError: something cannot be verified; nothing was started.
         KeyboardInterrupt: it was interrupted; all processes have ended.
     """
-    from dpcompare.cli.verify import make_checks, plan_asked_for
+    from dpcompare.cli.verify import make_checks
     from dpcompare.cli.verify import verify as command
+    from dpcompare.cli.verify_plan import plan_asked_for
 
     asked = options | {
         "like": like,

@@ -44,7 +44,8 @@ def doctor(
     """
     from dpcompare.cli.waiting import Waiting
     from dpcompare.errors import RequestError, RunFailedError
-    from dpcompare.launch.doctor import Finding, diagnose
+    from dpcompare.launch.doctor import diagnose
+    from dpcompare.launch.findings import Finding
 
     chosen = interpreters(python)
     named = environments_called(env)

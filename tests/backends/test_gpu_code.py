@@ -4,7 +4,7 @@ import pytest
 
 from dpcompare.backends.cuda_wheels import code_for, compiled_for, cuda_wheels_of
 from dpcompare.errors import RequestError
-from dpcompare.launch.doctor import judge_gpu_code
+from dpcompare.launch.findings import judge_gpu_code
 
 TORCH_2_14 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 TENSORFLOW_2_21 = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]

@@ -13,13 +13,13 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.environment import Environment
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import USUAL_MODES, modes_by_default
-from dpcompare.launch import doctor as diagnosis
-from dpcompare.launch.doctor import judge_versions
+from dpcompare.launch import doctor, findings, trial
 from tests.conftest import NVIDIA_SMI
 from tests.support.command import dpcompare, invoke
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_look_without_trials_tells_of_everything():
     done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu", MALLOC_ARENA_MAX="7", XLA_FLAGS="--x")
     names = {finding["name"]: finding for finding in done.json["findings"]}
@@ -36,6 +36,7 @@ def test_a_look_without_trials_tells_of_everything():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_an_interpreter_that_is_none_is_a_problem(tmp_path):
     done = dpcompare("doctor", "--no-trials", "--python", f"torch={tmp_path / 'nowhere'}")
     assert done.code == 3
@@ -61,6 +62,7 @@ def environment(folder: Path, **packages: list[str]) -> str:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_cuda_wheels_that_claim_the_same_files_are_found(tmp_path):
     library = "nvidia/nccl/lib/libnccl.so.2"
     both = {"nvidia-nccl-cu12": [library], "nvidia-nccl-cu13": [library], "torch": [], "timm": []}
@@ -82,7 +84,7 @@ def test_cuda_wheels_that_claim_the_same_files_are_found(tmp_path):
     ],
 )
 def test_versions_are_judged_by_what_was_tested(versions, status, text):
-    (finding,) = judge_versions("torch", ("torch", "timm"), versions, "python")
+    (finding,) = findings.judge_versions("torch", ("torch", "timm"), versions, "python")
     assert finding.status == status
     assert text in finding.found + finding.remedy
 
@@ -95,11 +97,11 @@ def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch,
     rows = "printf 'GPU-aaaa, 9.0\\nGPU-bbbb, 7.5\\n'"
     program.write_text(f'#!/bin/sh\ncase "$1" in -L) cat {tmp_path}/driver/listing;; *compute_cap) {rows};; esac\n')
     builds = {"torch": ["sm_80", "sm_90"], "tensorflow": ["sm_70", "compute_90"]}
-    monkeypatch.setattr(diagnosis, "compiled_for", lambda framework, python: builds[framework])
+    monkeypatch.setattr(findings, "compiled_for", lambda framework, python: builds[framework])
     found = [
         (finding.name, finding.status, finding.found)
         for framework in builds
-        for finding in diagnosis._gpu_code(framework, "python", ["0", "1"])
+        for finding in findings._gpu_code(framework, "python", ["0", "1"])
     ]
     assert found == [
         ("torch GPU code", "problem", "none for compute capability 7.5, built for sm_80 sm_90"),
@@ -112,22 +114,22 @@ def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch,
 def test_an_environment_is_checked_with_the_frameworks_it_holds(monkeypatch):
     def looked_at(framework, python, gpus):
         lacks = python == "/envs/gone" or (python == "/envs/old" and framework != "torch")
-        yield diagnosis.Finding(name=framework, status="problem" if lacks else "ok", found=f"as in {python}")
+        yield findings.Finding(name=framework, status="problem" if lacks else "ok", found=f"as in {python}")
 
     def tried(framework, mode, cluster, interpreters, *, name=None, environment=None):
         own = environment and (environment.name, environment.variables, interpreters["torch"])
-        return diagnosis.Finding(name=name or f"{framework} {mode}", status="ok", found=str(own))
+        return findings.Finding(name=name or f"{framework} {mode}", status="ok", found=str(own))
 
-    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
-    monkeypatch.setattr(diagnosis, "_framework", looked_at)
-    monkeypatch.setattr(diagnosis, "_holds", lambda framework, python: False)
-    monkeypatch.setattr(diagnosis, "trial", tried)
+    monkeypatch.setattr(doctor, "limits", lambda: iter(()))
+    monkeypatch.setattr(doctor, "of_framework", looked_at)
+    monkeypatch.setattr(doctor, "_holds", lambda framework, python: False)
+    monkeypatch.setattr(doctor, "trial", tried)
     environments = [
         (Environment(name="old", variables={"TORCH_X": "0"}), "/envs/old"),
         (Environment(name="gone"), "/envs/gone"),
     ]
-    findings = list(diagnosis.diagnose({}, device="cpu", trials=True, environments=environments))
-    found = {finding.name: finding for finding in findings if " in env=" in finding.name}
+    told = list(doctor.diagnose({}, device="cpu", trials=True, environments=environments))
+    found = {finding.name: finding for finding in told if " in env=" in finding.name}
     assert {name for name in found if name.endswith("env=old")} == {
         "torch in env=old",
         *(f"{framework} {mode} in env=old" for framework, mode in modes_by_default() if framework == "torch"),
@@ -138,42 +140,43 @@ def test_an_environment_is_checked_with_the_frameworks_it_holds(monkeypatch):
     assert gone.status == "problem"
     assert gone.remedy.startswith("`dpcompare setup --env gone REQUIREMENT...` makes one")
     # What is there and broken is shown, although another framework is usable.
-    monkeypatch.setattr(diagnosis, "_holds", lambda framework, python: framework == "tensorflow")
-    again = diagnosis.diagnose({}, device="cpu", trials=False, environments=environments)
+    monkeypatch.setattr(doctor, "_holds", lambda framework, python: framework == "tensorflow")
+    again = doctor.diagnose({}, device="cpu", trials=False, environments=environments)
     broken = {finding.name: finding.status for finding in again}
     assert broken["tensorflow in env=old"] == "problem"
     assert "jax in env=old" not in broken
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_without_gpus_no_framework_is_imported(monkeypatch):
-    monkeypatch.setattr(diagnosis, "compiled_for", lambda framework, python: pytest.fail("it was asked"))
-    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
-    names = [finding.name for finding in diagnosis.diagnose({}, device="cpu", trials=False)]
+    monkeypatch.setattr(findings, "compiled_for", lambda framework, python: pytest.fail("it was asked"))
+    monkeypatch.setattr(doctor, "limits", lambda: iter(()))
+    names = [finding.name for finding in doctor.diagnose({}, device="cpu", trials=False)]
     assert {"torch", "tensorflow"} <= set(names)
 
 
 def test_a_framework_that_nobody_asked_for_is_missed_by_nobody(monkeypatch):
     def looked_at(framework, python, gpus):
         lacks = framework == "jax" and python != "/envs/jax/bin/python"
-        yield diagnosis.Finding(name=framework, status="problem" if lacks else "ok", found=python)
+        yield findings.Finding(name=framework, status="problem" if lacks else "ok", found=python)
 
-    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
-    monkeypatch.setattr(diagnosis, "_framework", looked_at)
+    monkeypatch.setattr(doctor, "limits", lambda: iter(()))
+    monkeypatch.setattr(doctor, "of_framework", looked_at)
     tried = []
-    monkeypatch.setattr(diagnosis, "trial", lambda framework, mode, *rest, **named: tried.append((framework, mode)))
-    findings = [found for found in diagnosis.diagnose({}, device="cpu", trials=True) if found]
-    assert [found.status for found in findings if found.name in FRAMEWORKS] == ["ok", "ok", "note"]
+    monkeypatch.setattr(doctor, "trial", lambda framework, mode, *rest, **named: tried.append((framework, mode)))
+    told = [found for found in doctor.diagnose({}, device="cpu", trials=True) if found]
+    assert [found.status for found in told if found.name in FRAMEWORKS] == ["ok", "ok", "note"]
     assert tried == USUAL_MODES
 
     tried.clear()
-    list(diagnosis.diagnose({"jax": "/envs/jax/bin/python"}, device="cpu", trials=True))
+    list(doctor.diagnose({"jax": "/envs/jax/bin/python"}, device="cpu", trials=True))
     assert tried == [
         *USUAL_MODES,
         *(("jax", mode) for mode in ("single", "spmd", "multiprocess", "jit")),
     ]
 
-    lacking = diagnosis.diagnose({"jax": "/envs/broken"}, device="cpu", trials=False)
+    lacking = doctor.diagnose({"jax": "/envs/broken"}, device="cpu", trials=False)
     assert "problem" in [found.status for found in lacking]
 
 
@@ -191,7 +194,7 @@ def test_a_framework_is_asked_how_many_gpus_it_finds(tmp_path, prints, status, f
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{prints}\n")
     python.chmod(0o755)
-    finding = diagnosis._gpus_seen("jax", str(python), ["0", "1"])
+    finding = findings._gpus_seen("jax", str(python), ["0", "1"])
     assert (finding.name, finding.status) == ("jax GPUs", status)
     assert finding.found.startswith(found)
 
@@ -204,7 +207,7 @@ def test_without_gpus_jax_finds_none():
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_mode_that_works_says_how():
-    finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
+    finding = trial.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
     assert finding.status == "ok"
     assert finding.found.startswith("works on 2 cpu replicas, collectives by gloo")
 
@@ -214,12 +217,12 @@ def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
 
     def note(framework, mode, cluster, interpreters, name=None):
         tried.append((mode, cluster.devices, name))
-        return diagnosis.Finding(name=name or mode, status="ok", found="")
+        return findings.Finding(name=name or mode, status="ok", found="")
 
     install_gpus(NVIDIA_SMI)
-    monkeypatch.setattr(diagnosis, "trial", note)
-    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments, **options: iter(()))
-    list(diagnosis.diagnose({}, device="auto", trials=True))
+    monkeypatch.setattr(doctor, "trial", note)
+    monkeypatch.setattr(doctor, "of_framework", lambda *arguments, **options: iter(()))
+    list(doctor.diagnose({}, device="auto", trials=True))
     pairs = [(devices, name) for mode, devices, name in tried if name]
     assert len(pairs) == 6
     assert pairs[0][1] == f"all-reduce between GPUs {pairs[0][0][0]} and {pairs[0][0][1]}"
@@ -241,11 +244,11 @@ def test_gpus_that_no_run_can_combine_are_a_note(install_gpus, monkeypatch, list
     tried = []
     install_gpus(listing)
     monkeypatch.setattr(
-        diagnosis, "trial", lambda framework, mode, cluster, interpreters, name=None: tried.append(cluster.devices)
+        doctor, "trial", lambda framework, mode, cluster, interpreters, name=None: tried.append(cluster.devices)
     )
-    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments, **options: iter(()))
-    findings = [finding for finding in diagnosis.diagnose({}, device="auto", trials=True) if finding]
-    (note,) = [finding for finding in findings if finding.name == "GPUs together"]
+    monkeypatch.setattr(doctor, "of_framework", lambda *arguments, **options: iter(()))
+    told = [finding for finding in doctor.diagnose({}, device="auto", trials=True) if finding]
+    (note,) = [finding for finding in told if finding.name == "GPUs together"]
     assert why in note.found
     assert (note.status, note.remedy) == ("note", "the modes are tried on one")
     first = tried[0]
@@ -255,18 +258,19 @@ def test_gpus_that_no_run_can_combine_are_a_note(install_gpus, monkeypatch, list
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    import time; time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(diagnosis.TRIAL_SECONDS, "cpu", 3)
-    hanging = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
+    monkeypatch.setitem(trial.TRIAL_SECONDS, "cpu", 3)
+    hanging = trial.trial("torch", "single", Cluster.partition(device="cpu"), {})
     assert (hanging.status, hanging.found) == ("problem", "no end after 3 s")
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    raise SystemExit('broken on purpose')\n"
     )
-    failing = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
+    failing = trial.trial("torch", "single", Cluster.partition(device="cpu"), {})
     assert failing.status == "problem"
     assert "keeps all logs" in failing.remedy
 
