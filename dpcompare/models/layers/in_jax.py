@@ -148,23 +148,32 @@ def drop_factors(masks: jax.Array, features: jax.Array) -> jax.Array:
 def by_shifts(x: jax.Array, weight: jax.Array, *, stride: int, padding: Padding, depthwise: bool) -> jax.Array:
     """A convolution of features (rows, height, width, channels) as products with features shifted by each tap.
 
-    A depthwise one is their sum, which XLA fuses into one pass; another one is a single product of matrices.
+    A depthwise one is their sum, which XLA fuses into one pass; another one is a single product of matrices, whose rows
+    are patches. Where those do not overlap, they are the features in another order.
     """
     size = weight.shape[2]
     rows, *sides, channels = x.shape
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(sides, (size, size), (stride, stride), padding)
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    tall, wide = ((side - size) // stride for side in x.shape[1:3])
-    shifted = {
-        (i, j): lax.slice(
-            x, (0, i, j, 0), (rows, i + tall * stride + 1, j + wide * stride + 1, channels), (1, stride, stride, 1)
-        )
-        for i, j in np.ndindex(size, size)
-    }
-    if depthwise:
-        return sum((tap * weight[:, 0, i, j] for (i, j), tap in shifted.items()), jnp.zeros((), x.dtype))
-    return jnp.concatenate(list(shifted.values()), -1) @ weight.transpose(2, 3, 1, 0).reshape(-1, len(weight))
+    tall, wide = ((side - size) // stride + 1 for side in x.shape[1:3])
+    if size == stride and not depthwise:
+        apart = x[:, : tall * size, : wide * size].reshape(rows, tall, size, wide, size, channels)
+        patches = apart.transpose(0, 1, 3, 2, 4, 5).reshape(rows, tall, wide, -1)
+    else:
+        shifted = {
+            (i, j): lax.slice(
+                x,
+                (0, i, j, 0),
+                (rows, i + (tall - 1) * stride + 1, j + (wide - 1) * stride + 1, channels),
+                (1, stride, stride, 1),
+            )
+            for i, j in np.ndindex(size, size)
+        }
+        if depthwise:
+            return sum((tap * weight[:, 0, i, j] for (i, j), tap in shifted.items()), jnp.zeros((), x.dtype))
+        patches = jnp.concatenate(list(shifted.values()), -1)
+    return patches @ weight.transpose(2, 3, 1, 0).reshape(-1, len(weight))
 
 
 def max_pool(x: jax.Array) -> jax.Array:
