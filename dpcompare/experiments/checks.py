@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +47,7 @@ def differences(workload: Workload) -> dict[str, Difference]:
     """The checks of a group of modes, by name."""
     optimizer, spec = workload.optimizer, OPTIMIZERS[workload.optimizer]
     found: dict[str, Difference] = {
-        "weight round trip": _weights_against_file,
+        "weight round trip": lambda _, side: float(len(_weights_off_file(side))),
         "sample order": _order_against_plan,
         "decisions of each step": lambda a, b: float(len(_decisions_that_differ(a, b))),
         "equality of replicas": lambda _, side: float(_replica_difference(side) is not None),
@@ -94,14 +94,13 @@ def _correct(side: Side) -> float:
     return round(evaluation.accuracy * evaluation.count)
 
 
-def _weights_against_file(_: Side, side: Side) -> float:
-    """How many tensors differ from the file of initial weights in any bit."""
+def _weights_off_file(side: Side) -> list[str]:
+    """The tensors that differ from the file of initial weights in any bit, or are on one side alone."""
     expected = read_weights(side.config.inputs.weights)
     loaded = _tensors(side, "initial")
-    same = loaded.keys() == expected.keys() and [
-        np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype)) for name in expected
-    ]
-    return float(len(expected) - sum(same)) if same else float(len(expected))
+    if others := sorted(loaded.keys() ^ expected.keys()):
+        return others
+    return [name for name in expected if not np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype))]
 
 
 def _order_against_plan(_: Side, side: Side) -> float:
@@ -139,9 +138,16 @@ def detail_of(name: str, a: Side, b: Side, tolerance: float) -> str:
         return "; ".join(_decisions_that_differ(a, b))
     if name == "equality of replicas":
         return _replica_difference(b) or ""
+    if name == "weight round trip":
+        return f"tensors that differ from those in the file: {_first_names(_weights_off_file(b))}"
     if name in EACH_ALONE:
         return ""
     return first_layer_that_differs(a, b) or (_first_late_loss(a, b, tolerance) if name.startswith("losses") else "")
+
+
+def _first_names(tensors: Sequence[str], most: int = 4) -> str:
+    others = len(tensors) - most
+    return ", ".join(tensors[:most]) + (f" and {others} more" if others > 0 else "")
 
 
 def _first_late_loss(a: Side, b: Side, tolerance: float) -> str:

@@ -189,6 +189,8 @@ def test_differences_are_counted_in_rows_tensors_and_samples(side):
     assert checks["pixels and augmentation"](side, with_array("rows.images", lambda rows: rows[:-1])(side)) == 8
     one_tensor = with_array("initial.classifier.bias", lambda array: array + 1)(side)
     assert checks["weight round trip"](side, one_tensor) == 1
+    named = "tensors that differ from those in the file: classifier.bias"
+    assert detail_of("weight round trip", side, one_tensor, 0.0) == named
     assert checks["accuracy (samples)"](side, evaluated(accuracy=0.525)(side)) == 1
 
 
