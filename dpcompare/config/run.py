@@ -212,7 +212,15 @@ def _placement(config: RunFields) -> Iterator[str]:
 
 def _gradient_sync(config: RunFields) -> Iterator[str]:
     if not config.sync_gradients and not config.mode_row.gradient_sync_separable:
-        yield f"mode {config.mode} of {config.framework} cannot train without gradient sync"
+        able = [
+            mode
+            for (framework, mode), row in MODES.items()
+            if framework == config.framework and row.multi_device and row.gradient_sync_separable
+        ]
+        yield (
+            f"sync_gradients: received False with mode {config.mode} of {config.framework}, whose steps cannot leave "
+            f"gradient sync out; expected True, or one of the modes {', '.join(able)}"
+        )
     workload = config.workload
     if not config.sync_gradients and (workload.weight_average is not None or workload.batchnorm_recompute):
         yield (

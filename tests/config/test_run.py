@@ -167,6 +167,16 @@ def test_a_step_of_the_whole_batch_has_no_local_batchnorm(model, batchnorm, node
         asked()
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode", "others"),
+    [("jax", "jit", "spmd, multiprocess"), ("tensorflow", "keras-fit", "mirrored, multiworker")],
+)
+def test_modes_that_cannot_leave_gradient_sync_out_name_others(framework, mode, others):
+    message = f"sync_gradients: received False with mode {mode} .*; expected True, or one of the modes {others}$"
+    with pytest.raises(RequestError, match=message):
+        config(framework, mode, 1, 2, model="mlp").changed(sync_gradients=False)
+
+
 def test_what_stays_within_a_process_is_not_carried_by_gloo():
     made = [config("jax", mode, nodes, 2, model="mlp") for mode in ("multiprocess", "jit") for nodes in (1, 2)]
     assert [each.collective for each in made] == ["in process", "gloo"] * 2
