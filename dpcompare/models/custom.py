@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dpcompare.errors import RequestError
@@ -83,11 +85,9 @@ def custom_model(name: str) -> CustomModel:
         return _of_library(library, name)
     model = find_object(name, "model")
     if not isinstance(model, CustomModel | type) and callable(model) and _arguments(model) == {}:
-        try:
+        with suppress(Exception):  # if it makes a Keras model, it may need the settings that it is called again with
             made = model()
-        except Exception as error:
-            raise RequestError(f"model: {name!r} failed ({type(error).__name__}: {error}); {EXPECTED_MODEL}") from None
-        model = made if isinstance(made, CustomModel) else model
+            model = made if isinstance(made, CustomModel) else model
     if isinstance(model, CustomModel):
         return model
     if not callable(model) or _is_built(model):
@@ -144,6 +144,33 @@ def refuse_probabilities(name: str, framework: str, outputs: Array) -> None:
         )
 
 
+def require_called_with_images(module: object, name: str, expected: str, besides: Collection[str] = ()) -> None:
+    """Raise RequestError if a module of JAX must be called with more than images.
+
+    Args:
+        module: of a user.
+        name: of the model.
+        expected: of an argument without a default, in words.
+        besides: arguments that it is given.
+    """
+    _, *others = inspect.signature(type(module).__call__).parameters.values()
+    for argument in others[1:]:
+        is_given = argument.name in besides or argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        if argument.default is argument.empty and not is_given:
+            raise RequestError(
+                f"model: {name!r} must be called with {argument.name}, and is called with images alone; expected "
+                f"{expected}"
+            )
+
+
+def without_gradient(name: str, framework: str, tensors: Sequence[str]) -> RequestError:
+    """The error for a model, some of whose tensors get no gradient: a layer has left the framework's graph."""
+    return RequestError(
+        f"model: {name!r} gives no gradient of {', '.join(tensors)} in {framework}; expected layers that compute with "
+        "keras.ops alone, not with functions of another framework or NumPy, and no stop_gradient"
+    )
+
+
 def tied_tensors(name: str, first: str, second: str) -> RequestError:
     """The error for a model, one of whose tensors has these two names: each framework would count it otherwise."""
     return RequestError(
@@ -162,8 +189,9 @@ def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkMo
     if required.keys() <= known.keys():
         return factory(**{name: value for name, value in known.items() if name in arguments})  # type: ignore[call-arg]
     of_random_numbers = required.keys() & {"rngs", "rng", "key"}
+    # By their order, unless a name says that it is something else: (width, num_classes).
     in_order = len(required) == len(known) and all(
-        each.kind is not each.KEYWORD_ONLY and (name not in known or name == of_place)
+        each.kind is not each.KEYWORD_ONLY and _NAMES[of_place].fullmatch(name)
         for (name, each), of_place in zip(required.items(), known, strict=True)
     )
     if in_order and not of_random_numbers:
@@ -173,6 +201,13 @@ def _made_by(factory: Factory, image_size: int, num_classes: int) -> FrameworkMo
     raise RequestError(
         f"model: {called!r} takes the arguments {', '.join(required)}; expected {EXPECTED_FACTORY}{wrapped}"
     )
+
+
+_NAMES = {
+    "image_size": re.compile(r".{1,2}|((image|img|input)_?)?(size|side)|.*(pixels|resolution)"),
+    "num_classes": re.compile(r".{1,2}|(.*_)?(n?class(es)?|labels?|outputs?|out_features)"),
+}
+"""Argument of a factory -> the names that it has in users' code, as a pattern; those of two letters say nothing."""
 
 
 def _arguments(factory: object) -> dict[str, inspect.Parameter] | None:

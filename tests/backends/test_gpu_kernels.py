@@ -62,7 +62,6 @@ def traced(what, precision):
     config = RunConfig(
         framework="tensorflow", mode="single", workload=workload, cluster=Cluster.partition(device="cpu")
     )
-    tf.keras.utils.clear_session()  # else layers of the second model have other names
     backend = load_backend("tensorflow", "single")(prepare_inputs(config))
     backend.setup()
     split = open_store(backend.inputs.store).split("train")

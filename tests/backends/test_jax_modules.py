@@ -157,6 +157,7 @@ def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, asked, fa
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_another_epsilon_is_named_before_the_first_run(elsewhere):
     (elsewhere / "nets.py").write_text(NETS)
     arms = ["torch:single", "jax:single", "--model", "nets:other_epsilon", "--image-size", "17", "--out", "study"]
@@ -203,6 +204,21 @@ class Drawing(nnx.Module):
         self.rngs = nnx.Rngs(0)
         self.first = nnx.Linear(48, num_classes, rngs=self.rngs)
 
+class Typed(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, dtype=jax.numpy.bfloat16, rngs=nnx.Rngs(0))
+
+class Precise(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, precision="highest", rngs=nnx.Rngs(0))
+
+class Within(nnx.Module):
+    def __init__(self, num_classes):
+        self.block = Told(num_classes)
+
+    def __call__(self, images):
+        return self.block(images)
+
 class Deaf(nnx.Module):
     def __init__(self, num_classes):
         self.first = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
@@ -241,6 +257,28 @@ class Bridged(nnx.Module):
 def unmade(num_classes):
     return nnx.eval_shape(lambda: Flat(num_classes))
 
+class Keyed(eqx.Module):
+    first: eqx.nn.Linear
+
+    def __init__(self, num_classes):
+        self.first = eqx.nn.Linear(48, num_classes, key=jax.random.key(0))
+
+    def __call__(self, image, key):
+        return self.first(image.reshape(-1))
+
+class Backwards(eqx.Module):
+    first: eqx.nn.ConvTranspose2d
+
+    def __init__(self, num_classes):
+        self.first = eqx.nn.ConvTranspose2d(3, num_classes, 4, key=jax.random.key(0))
+
+def chained(num_classes):
+    layers = eqx.nn.Linear(48, num_classes, key=jax.random.key(0)), eqx.nn.Lambda(jax.nn.relu)
+    return eqx.nn.Sequential([eqx.nn.Lambda(jax.numpy.ravel), eqx.nn.Sequential(layers)])
+
+def chained_state(num_classes):
+    return eqx.nn.Sequential([eqx.nn.BatchNorm(3, "batch", mode="batch")])
+
 class Linen(linen.Module):
     num_classes: int = 4
 
@@ -264,18 +302,25 @@ REFUSED = {
     "Tied": "has one tensor under two names, second.kernel and third.kernel; expected a tensor of its",
     "Other": "has the tensor first.kernel of LinearGeneral, which has no name in torch here; expected layers of",
     "Odd": "has the dropout drop with broadcast_dims=(1,); expected none, or (1, 2), which drops whole channels",
-    "Noisy": "the module draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout",
+    "Noisy": "'nets:Noisy' draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout",
     "Hidden": "has tensors outside its layers: layers.first.bias, layers.first.kernel; expected layers as",
     "Drawing": "and random numbers in nnx.Dropout alone",
-    "Deaf": "missing 1 required positional argument: 'mask'",
-    "Told": "takes the argument train when it is called; expected no such argument, since dpcompare calls train()",
-    "Branching": "Attempted boolean conversion of traced array",
+    "Typed": "has a Linear with dtype=bfloat16; expected None, since --precision and",
+    "Precise": "has a Linear with precision=highest; expected None, since",
+    "Deaf": "must be called with mask, and is called with images alone; expected a default, or a module without it",
+    "Told": "Told takes the argument train when it is called; expected no such argument, or None as its default, since",
+    "Within": "Told takes the argument train when it is called; expected no such argument, or None as its default",
+    "Branching": "cannot be compiled by JAX (Attempted boolean conversion of traced array",
     "Probable": "gives probabilities in jax: the outputs of an image sum to 1; expected logits, without a softmax",
     "Seeded": "'Seeded' takes the arguments num_classes, rngs; expected a class or a function that makes a model",
     "Bridged": "has a module of flax.linen (inner), whose tensors are made when it is first called; expected layers",
     "unmade": "has shapes without values; expected a module made outside nnx.eval_shape",
     "Linen": "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox",
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
+    "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
+    "Keyed": "must be called with key, and is called with images alone; expected the default None, since layers of",
+    "Backwards": "has a ConvTranspose2d, whose layout has no rule here; expected Linear, Conv2d, LayerNorm",
+    "chained": "Layer(name='layers.1.layers.0', tensors={'weight': (4, 48), 'bias': (4,)}",  # it is taken
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",
 }
 

@@ -149,7 +149,6 @@ def test_what_is_no_model_is_named(elsewhere):
     for name, says in (
         ("mine:number", "'mine:number' is of type int; expected a class or a function that makes a model"),
         ("mine:built", "'mine:built' is of type Built; expected a class or a function that makes a model"),
-        ("mine:failing", r"'mine:failing' failed \(OSError: no disk\)"),
         ("empty:model", r"^model: received CustomModel\(\) without a factory; expected one at least: torch=\.\.\."),
     ):
         with pytest.raises(RequestError, match=says):
@@ -172,6 +171,10 @@ class Bare:
     made = ()
 class Channels:
     def __init__(self, channels): pass
+class Wide:
+    def __init__(self, width, num_classes): pass
+def dropping(image_size, dropout): pass
+def hidden(hidden_size, classes): pass
 def other_names(size, classes): return Both(size, classes)
 def any_number(*arguments): return Both(*arguments)
 def none(): return Bare()
@@ -200,6 +203,13 @@ def test_a_class_with_other_arguments_is_refused(elsewhere):
     (elsewhere / "mine.py").write_text(PLAIN)
     with pytest.raises(RequestError, match="'Channels' takes the arguments channels; expected a class or a function"):
         custom_model("mine:Channels").build("torch", 32, 4)
+    for name, arguments in (
+        ("Wide", "width, num_classes"),
+        ("dropping", "image_size, dropout"),
+        ("hidden", "hidden_size, classes"),
+    ):
+        with pytest.raises(RequestError, match=f"'{name}' takes the arguments {arguments}; expected a class or a func"):
+            custom_model(f"mine:{name}").build("torch", 32, 4)
 
 
 @pytest.mark.parametrize(
@@ -241,27 +251,27 @@ def tied(image_size, num_classes):
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), first, second, nn.Linear(3, num_classes))
+def failing():
+    raise OSError("no disk")
 def wide(num_classes, width):
     return torch_model(32, num_classes)
 """
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         ("mine:net", r"'mine:net' gives (2, 5) for 2 images in torch; expected logits (2, 4)"),
-        pytest.param(
-            "mine:wrong",
-            "the torch factory of 'mine:wrong' gave 'a model', of type str; expected a torch.nn.Module",
-            marks=pytest.mark.slow,
-        ),
+        ("mine:wrong", "the torch factory of 'mine:wrong' gave 'a model', of type str; expected a torch.nn.Module"),
         ("mine:untracked", "BatchNorm '0' of 'mine:untracked' was made with track_running_stats=False or momentum"),
-        pytest.param("mine:gone", "'mine:gone' cannot be imported", marks=pytest.mark.slow),
-        pytest.param("mine:probable", "'mine:probable' gives probabilities in torch", marks=pytest.mark.slow),
-        pytest.param("mine:tied", "one tensor under two names, 2.weight and 3.weight", marks=pytest.mark.slow),
-        pytest.param("mine:wide", "'wide' takes the arguments num_classes, width; expected", marks=pytest.mark.slow),
-        pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
+        ("mine:gone", "'mine:gone' cannot be imported"),
+        ("mine:probable", "'mine:probable' gives probabilities in torch"),
+        ("mine:tied", "one tensor under two names, 2.weight and 3.weight"),
+        ("mine:failing", "'mine:failing' failed in torch (OSError: no disk)"),
+        ("mine:wide", "'wide' takes the arguments num_classes, width; expected"),
+        ("mine:strange", "no rule of initial values: scale; expected"),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused_at_once(elsewhere, model, says):
@@ -560,6 +570,7 @@ def net(num_classes):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_class_of_torch_is_taken_as_it_is(elsewhere):
     """Its layers are in the order in which they compute, not in that of its attributes."""
     (elsewhere / "mine.py").write_text(OF_TORCH)
@@ -594,6 +605,7 @@ def test_keras_fit_trains_models_of_keras_alone(elsewhere):
 
 @pytest.mark.torch
 @pytest.mark.jax
+@pytest.mark.slow
 def test_a_class_of_torch_is_none_of_another_framework(elsewhere):
     (elsewhere / "mine.py").write_text(OF_TORCH)
     with pytest.raises(RequestError, match=r"the jax factory of 'mine:Net' gave a Net; expected a module of flax\.nnx"):
@@ -670,7 +682,7 @@ class Functional(Net):
 @pytest.mark.tensorflow
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("warm", "first_group")
 def test_dropout_of_a_custom_model_is_drawn_once_for_all(elsewhere):
     """One by one, by channels and on flat features, on one device and on two.
 
@@ -694,7 +706,7 @@ def test_dropout_of_a_custom_model_is_drawn_once_for_all(elsewhere):
     assert "On 1 device: all are comparable." in report
     assert "On 2 devices: all are comparable." in report
     fast = ["--replicas", "1", "--precision", "float64", "--image-size", "8", "--regularization", "shared"]
-    assert invoke("verify", "--model", "mine:model", "--modes", "single", *fast).code == 0
+    assert invoke("verify", "--quick", "--model", "mine:model", "--modes", "single", *fast).code == 0
     assert invoke("verify", "--like", "study/runs/round-01/tensorflow-single-1x1").code == 0
     off = invoke("compare", *arms, "--model", "mine:model", *data, "--out", "off")
     assert off.code == 2

@@ -10,7 +10,6 @@ from dpcompare.cli.next_commands import _counterpart
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import custom_model
 from tests.support.command import invoke
-from tests.support.marks import in_each_framework_of_keras, with_mark
 
 
 @pytest.mark.torch
@@ -20,19 +19,6 @@ def test_a_model_of_a_library_of_torch_is_taken_by_its_name(library, head):
     layers = described_layers(f"{library}:resnet18", "torch", sys.executable, 32, 4)
     assert (layers[0].name, layers[0].tensors) == ("conv1", {"weight": (64, 3, 7, 7)})
     assert (layers[-1].name, layers[-1].tensors) == (head, {"weight": (4, 512), "bias": (4,)})
-
-
-IN_TORCH, IN_TENSORFLOW, IN_JAX = in_each_framework_of_keras()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(  # JAX makes a layer at a time, for a minute
-    "framework", [IN_TORCH, IN_TENSORFLOW, with_mark(IN_JAX, pytest.mark.long)]
-)
-def test_a_model_of_keras_is_taken_by_its_name(framework):
-    layers = described_layers("keras:MobileNet", framework, sys.executable, 32, 4)
-    assert layers[0].tensors == {"weight": (32, 3, 3, 3)}
-    assert layers[-1].tensors["bias"] == (4,)
 
 
 @pytest.mark.tensorflow

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import tied_tensors
+from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
 
 NORMS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
+TRANSPOSED = eqx.nn.ConvTranspose
 
 
 class EquinoxModel:
@@ -33,15 +34,22 @@ class EquinoxModel:
             module: just made.
 
         Raises:
-            RequestError: it keeps a state, as BatchNorm does, or a tensor stands in it twice.
+            RequestError: it keeps a state, as BatchNorm does, has a tensor twice or in a layout without a rule, or must
+                be called with more than an image.
         """
         # A tree has whatever a module consists of as its leaves, if these are said to be leaves.
-        parts = jax.tree.leaves(module, is_leaf=lambda part: isinstance(part, eqx.nn.StatefulLayer))
-        if stateful := next((part for part in parts if isinstance(part, eqx.nn.StatefulLayer)), None):
-            raise RequestError(
-                f"model: {name!r} has a {type(stateful).__name__}, which keeps a state; expected layers without one, "
-                "such as GroupNorm, or a module of flax.nnx"
-            )
+        for part in jax.tree.leaves(module, is_leaf=lambda part: _keeps_state(part) or isinstance(part, TRANSPOSED)):
+            if _keeps_state(part):
+                raise RequestError(
+                    f"model: {name!r} has a {type(part).__name__}, which keeps a state; expected layers without one, "
+                    "such as GroupNorm, or a module of flax.nnx"
+                )
+            if isinstance(part, TRANSPOSED):
+                raise RequestError(
+                    f"model: {name!r} has a {type(part).__name__}, whose layout has no rule here; expected Linear, "
+                    "Conv2d, LayerNorm and GroupNorm"
+                )
+        require_called_with_images(module, name, "the default None, since layers of dropout drop nothing")
         paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, NORMS))
         self.norms = frozenset(_joined(path) for path, part in paths if isinstance(part, NORMS))
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
@@ -68,6 +76,11 @@ class EquinoxModel:
         values = [tensors[name].reshape(shape) for name, shape in zip(self._names, self._shapes, strict=True)]
         module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
         return jax.vmap(module)(images.transpose(0, 3, 1, 2)), {}
+
+
+def _keeps_state(part: Any) -> bool:
+    """Whether a part of a module does; a Sequential is of the same class, and its layers are looked at themselves."""
+    return isinstance(part, eqx.nn.StatefulLayer) and not isinstance(part, eqx.nn.Sequential)
 
 
 def _in_torch(name: str, value: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import tied_tensors
+from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
 from dpcompare.models.state import is_statistic
 
@@ -39,7 +39,10 @@ AXES = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Axes of a kernel -> their order in torch: of (in, out), and of (height, width, in, out)."""
 SPATIAL = (1, 2)
 """Axes of features over which a dropout of whole channels is the same."""
-MODE_ARGUMENTS = ("train", "training", "is_training", "deterministic", "use_running_average")
+MODE_ARGUMENTS = (
+    *("train", "training", "is_training", "is_train", "deterministic", "use_running_average"),
+    *("eval", "evaluate", "evaluating", "inference", "test", "testing"),
+)
 """Arguments of a call that say whether a module is trained, and that overrule what `train()` and `eval()` have set."""
 
 
@@ -78,10 +81,13 @@ class SharedDropout(nnx.Module):
 class NoRandomNumbers:
     """What a module gets that asks for `rngs`: layers of dropout leave it alone."""
 
+    def __init__(self, model: str) -> None:
+        self._model = model
+
     def __getattr__(self, name: str) -> Any:
         raise RequestError(
-            f"the module draws random numbers (rngs.{name}) when it is called; expected layers of nnx.Dropout alone to "
-            "do so"
+            f"model: {self._model!r} draws random numbers (rngs.{name}) when it is called; expected layers of "
+            "nnx.Dropout alone to do so"
         )
 
     __call__ = __getitem__ = lambda self, *_: self.__getattr__("()")
@@ -120,14 +126,11 @@ class FlaxModel:
         }
         """BatchNorm -> what must be the same in other frameworks."""
         self.norms = frozenset(_joined(path) for path, owner in _modules(module) if isinstance(owner, NORMS))
-        arguments = inspect.signature(type(module).__call__).parameters
-        # By None, Flax's layers follow `train()` and `eval()`.
-        if of_mode := [each for each in MODE_ARGUMENTS if each in arguments and arguments[each].default is not None]:
-            raise RequestError(
-                f"model: {name!r} takes the argument {of_mode[0]} when it is called; expected no such argument, since "
-                "dpcompare calls train() and eval(), which nnx.BatchNorm and nnx.Dropout follow by themselves"
-            )
-        self._asks_for_rngs = "rngs" in arguments
+        for _, owner in _modules(module):
+            self._refuse_mode_arguments(owner)
+            self._refuse_own_types(owner)
+        require_called_with_images(module, name, "a default, or a module without it", besides=("rngs",))
+        self._asks_for_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         self._graph, state = nnx.split(module)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(state)
         places = {
@@ -170,9 +173,33 @@ class FlaxModel:
                 owner.promote_dtype = _widened
         set_mode: Callable[[], None] = module.train if training else module.eval
         set_mode()
-        logits = module(images, rngs=NoRandomNumbers()) if self._asks_for_rngs else module(images)
+        logits = module(images, rngs=NoRandomNumbers(self._name)) if self._asks_for_rngs else module(images)
         moved = [tensor for tensor in self._tensors if training and is_statistic(tensor.name)]  # of one axis
         return logits, {tensor.name: getattr(_at(module, tensor.owner), tensor.variable)[...] for tensor in moved}
+
+    def _refuse_mode_arguments(self, owner: nnx.Module) -> None:
+        if type(owner).__module__.startswith("flax."):
+            return
+        arguments = inspect.signature(type(owner).__call__).parameters
+        # By None, Flax's layers follow `train()` and `eval()`.
+        if of_mode := [each for each in MODE_ARGUMENTS if each in arguments and arguments[each].default is not None]:
+            raise RequestError(
+                f"model: {self._name!r}: {type(owner).__name__} takes the argument {of_mode[0]} when it is called; "
+                "expected no such argument, or None as its default, since dpcompare calls train() and eval(), which "
+                "nnx.BatchNorm and nnx.Dropout follow by themselves"
+            )
+
+    def _refuse_own_types(self, owner: nnx.Module) -> None:
+        """Of layers that would compute in another type than the run, which `apply` gives the others."""
+        if isinstance(owner, TYPED) or not isinstance(owner, tuple(RULES)):
+            return
+        for setting in ("dtype", "precision"):
+            if (found := getattr(owner, setting)) is not None:
+                named = getattr(found, "__name__", found)
+                raise RequestError(
+                    f"model: {self._name!r} has a {type(owner).__name__} with {setting}={named}; expected None, since "
+                    "--precision and --tune tf32=... say how a run computes"
+                )
 
     def _named(self, module: nnx.Module) -> Iterator[Tensor]:
         known: dict[int, str] = {}

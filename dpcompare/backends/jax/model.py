@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -159,7 +160,7 @@ def _is_of(made: object, package: str) -> bool:
 
 def _made(custom: CustomModel, image_size: int, num_classes: int, precision: str) -> FrameworkModel:
     """What a custom model's factory makes."""
-    return made_with("jax", precision, lambda: custom.build("jax", image_size, num_classes))
+    return made_with("jax", precision, image_size, lambda: custom.build("jax", image_size, num_classes))
 
 
 def _pair(made: FrameworkModel, name: str) -> Pair:
@@ -204,7 +205,7 @@ def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[
         # Imported here: Keras is there, since the model is of it.
         from dpcompare.backends.keras.model import with_neutral_names
 
-        pair = _pair_of_keras(with_neutral_names(made, name, custom, "jax", image_size), name)
+        pair = _pair_of_keras(with_neutral_names(made, name, custom, "jax"), name)
     else:
         pair = _pair(made, name)
 
@@ -272,11 +273,13 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     """
     jax.config.update("jax_platforms", "cpu")
     custom = custom_model(name)
-    if is_keras(made := _made(custom, image_size, num_classes, "float32")):
+    with _refused_if_untraceable(name):  # Keras traces a layer where it is called first
+        made = _made(custom, image_size, num_classes, "float32")
+    if is_keras(made):
         from dpcompare.backends.keras.function import described
         from dpcompare.backends.keras.model import with_neutral_names
 
-        named = with_neutral_names(made, name, custom, "jax", image_size)
+        named = with_neutral_names(made, name, custom, "jax")
         layers = described(named, name, "jax", image_size, num_classes)
         _tried(_pair_of_keras(named, name), name, image_size, num_classes)
         return layers
@@ -292,6 +295,24 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         for layer, of_layer in shapes.items()
     )
     return [*with_tensors, *drops]
+
+
+@contextmanager
+def _refused_if_untraceable(name: str) -> Iterator[None]:
+    """Raise RequestError in the place of what JAX raises where code depends on the values of arrays."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)):
+            cause = cause.__context__  # Keras fails where it makes such an error again, by its class and a text
+        if cause is None:
+            raise
+        first_line, *_ = str(cause).splitlines()
+        raise RequestError(
+            f"model: {name!r} cannot be compiled by JAX ({first_line.rstrip('.')}); expected code that depends on no "
+            "value of an array: jnp.where in the place of if, jnp or keras.ops in that of NumPy"
+        ) from error
 
 
 def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[dict[str, Shape], list[Layer]]:
@@ -315,8 +336,8 @@ def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[di
     logits, _ = computed(tensors, images, training=False)
     refuse_probabilities(name, "jax", np.asarray(logits))
     drop.layers.clear()
-    # Traced, as each step is: what depends on the values of features fails here, and not in the first step.
-    _, made = jax.eval_shape(partial(computed, training=True), tensors, images)
+    with _refused_if_untraceable(name):  # as each step is traced: this fails here, and not in the first one
+        _, made = jax.eval_shape(partial(computed, training=True), tensors, images)
     if missing := [key for key in tensors if is_statistic(key) and key not in made]:
         raise RequestError(
             f"model: {name!r} gives no new {', '.join(missing)} in training in jax; expected apply to return logits "

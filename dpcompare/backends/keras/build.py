@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from dpcompare.backends.keras.model import MappedVariable, built, mapped_variables, with_neutral_names
+from dpcompare.backends.keras.model import MappedVariable, mapped_variables, with_neutral_names
 from dpcompare.backends.keras.settings import Scope, made_with
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import family_of, model_of
@@ -58,10 +58,8 @@ def custom(
         RequestError: it is not a Keras model, as far as that is known before it is called.
     """
     given = custom_model(name)
-    made = made_with(
-        framework, precision, lambda: built(given.build(framework, image_size, num_classes), image_size), scope
-    )
-    return with_neutral_names(made, name, given, framework, image_size, names)
+    made = made_with(framework, precision, image_size, lambda: given.build(framework, image_size, num_classes), scope)
+    return with_neutral_names(made, name, given, framework, names)
 
 
 def _built_in(workload: Workload, num_classes: int, framework: str, scope: Scope | None) -> keras.Model:
@@ -69,6 +67,7 @@ def _built_in(workload: Workload, num_classes: int, framework: str, scope: Scope
     model: keras.Model = made_with(
         framework,
         workload.precision,
+        workload.image_size,
         lambda: family_of(workload.model, "tensorflow").build(workload.model, workload.image_size, num_classes),
         scope,
     )

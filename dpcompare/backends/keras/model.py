@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import CustomModel, refuse_made, refuse_probabilities
+from dpcompare.models.custom import CustomModel, refuse_made, refuse_probabilities, tied_tensors
 from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
 from dpcompare.models.keras_layout import AS_IT_IS, CONVOLUTION, DENSE, DEPTHWISE, Layout, tensor_name
 from dpcompare.models.layer_matching import (
@@ -26,43 +26,35 @@ from dpcompare.models.layer_matching import (
     window_settings,
 )
 from dpcompare.models.layers.in_tensorflow import OwnTensor
-from dpcompare.models.spec import IMAGE_CHANNELS, Shape, channels_first, shape_of_draws
+from dpcompare.models.spec import Shape, channels_first, shape_of_draws
 from dpcompare.system.type_names import Array, FrameworkArray
 
 
-def built(made: Any, image_size: int) -> Any:
-    """What a factory has made; a `keras.Sequential` without an input gets its variables."""
-    if isinstance(made, keras.Sequential) and not made.built:
-        made.build((None, image_size, image_size, IMAGE_CHANNELS))
-    return made
-
-
 def with_neutral_names(
-    model: Any, name: str, custom: CustomModel, framework: str, image_size: int, names: Mapping[str, str] = NO_NAMES
+    model: Any, name: str, custom: CustomModel, framework: str, names: Mapping[str, str] = NO_NAMES
 ) -> keras.Model:
     """What the factory of a custom model made, whose layers get the names of their twins in torch.
 
     Args:
-        model: just made.
+        model: of `made_with`.
         name: of the custom model, for errors.
         custom: the custom model.
         framework: that Keras computes with.
-        image_size: in pixels, for which a `keras.Sequential` without an input is built.
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
-        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others, or it changes the
-            loss or the step.
+        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others or has a dtype,
+            or it changes what it computes, the loss or the step.
     """
     if not isinstance(model, keras.Model):
-        raise refuse_made(name, framework, model, "a keras.Model")
-    built(model, image_size)
+        raise refuse_made(name, framework, model, "a keras.Model of Keras 3")
     if not getattr(model, "inputs", None):
         raise RequestError(
             f"model: the {framework} factory of {name!r} gave a {type(model).__name__}, a subclass of keras.Model "
             "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional model: "
             "keras.Model(inputs, outputs)"
         )
+    _refuse_other_types(model, name)
     _refuse_own_terms(model, name)
     _refuse_inner_layers(model, name)
     there = [layer.name for layer in model.layers]
@@ -103,15 +95,19 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
         )
     tensors: dict[str, dict[str, tuple[int, ...]]] = {}
-    for tensor, shape in neutral_shapes(model):
-        layer, _, kind = tensor.rpartition(".")
+    of_variables: dict[int, str] = {}
+    for mapped in mapped_variables(model):
+        if (first := of_variables.setdefault(id(mapped.variable), mapped.name)) != mapped.name:
+            raise tied_tensors(name, first, mapped.name)
+        layer, _, kind = mapped.name.rpartition(".")
         of_layer = tensors.setdefault(layer, {})
         if kind in of_layer:
             raise RequestError(
-                f"model: {name!r} has several tensors called {tensor} in {framework}; expected layers that are no "
+                f"model: {name!r} has several tensors called {mapped.name} in {framework}; expected layers that are no "
                 "models and hold each kind of tensor once"
             )
-        of_layer[kind] = shape
+        of_layer[kind] = mapped.neutral_shape
+    _refuse_unknown_kernels(model, name)
     settings = {layer.name: settings_of(layer, model) for layer in model.layers}
     layers = [
         Layer(
@@ -131,6 +127,17 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
     return [*layers, *randomness(chain([logits], tried))]
 
 
+def _refuse_unknown_kernels(model: keras.Model, name: str) -> None:
+    """Raise RequestError for a kernel of a layer without a row in _LAYOUTS: its axes and its fan are not known."""
+    known = tuple(kind for kind, _ in _LAYOUTS)
+    for layer in model.layers:
+        if not isinstance(layer, known) and any(variable.name == "kernel" for variable in layer.weights):
+            raise RequestError(
+                f"model: {name!r} has the kernel of {layer.name} ({type(layer).__name__}), whose layout has no rule "
+                f"here; expected kernels of {', '.join(kind.__name__ for kind in known)} alone"
+            )
+
+
 def _refuse_inner_layers(model: keras.Model, name: str) -> None:
     """Raise RequestError if a layer of a model contains others, whose variables would get no layouts of their own."""
     for layer in model.layers:
@@ -142,21 +149,32 @@ def _refuse_inner_layers(model: keras.Model, name: str) -> None:
             )
 
 
+def _refuse_other_types(model: keras.Model, name: str) -> None:
+    """Raise RequestError if a layer computes in another type than the run, whose policy is set."""
+    policy = keras.config.dtype_policy()
+    for layer in model.layers:
+        if (layer.compute_dtype, layer.variable_dtype) != (policy.compute_dtype, policy.variable_dtype):
+            raise RequestError(
+                f"model: {name!r} has the layer {layer.name} with a dtype of its own, {layer.dtype_policy.name}, where "
+                f"the run has {policy.name}; expected layers without dtype, and a factory that sets no policy: "
+                "--precision says how a run computes"
+            )
+
+
 def _refuse_own_terms(model: keras.Model, name: str) -> None:
     """Raise RequestError for what a model adds to the loss, or changes in a step: Keras's `fit` alone would obey it."""
     own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
     own += [layer.name for layer in model.layers if getattr(layer, "activity_regularizer", None)]
     if own:
-        raise _ignored(name, f"{own[0]} has a regularizer or a constraint")
-    for method in ("train_step", "compute_loss"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
+        raise _ignored(name, f"{own[0]} has a regularizer or a constraint", " (--weight-decay decays weights)")
+    for method in ("call", "train_step", "compute_loss"):
+        if getattr(type(model), method).__module__.partition(".")[0] != "keras":
             raise _ignored(name, f"{type(model).__name__} has a `{method}` of its own")
 
 
-def _ignored(name: str, what: str) -> RequestError:
+def _ignored(name: str, what: str, instead: str = "") -> RequestError:
     return RequestError(
-        f"model: {name!r}: {what}, which dpcompare's loss and update would ignore; expected a model without it "
-        "(--weight-decay decays weights)"
+        f"model: {name!r}: {what}, which dpcompare's steps would ignore; expected a model without it{instead}"
     )
 
 
@@ -234,12 +252,6 @@ def _nodes(model: keras.Model) -> Iterator[Any]:
     return (node for nodes in functional._nodes_by_depth.values() for node in nodes)
 
 
-def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a model, in the framework-neutral layouts."""
-    for mapped in mapped_variables(model):
-        yield mapped.name, mapped.layout.to_neutral(mapped.variable.numpy()).shape
-
-
 @dataclass(frozen=True)
 class MappedVariable:
     """A Keras variable and its framework-neutral name and layout."""
@@ -247,6 +259,12 @@ class MappedVariable:
     name: str
     variable: keras.Variable
     layout: Layout
+
+    @property
+    def neutral_shape(self) -> tuple[int, ...]:
+        """Its shape in the framework-neutral layout."""
+        shape = tuple(self.variable.shape)
+        return tuple(shape[axis] for axis in self.layout.axes) or shape
 
     def on_host(self, tensor: keras.Variable) -> Array:
         """The variable, or an optimizer's slot of it, in the framework-neutral layout."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dpcompare.errors import RequestError
+from dpcompare.models.spec import IMAGE_CHANNELS
 
 M = TypeVar("M")
 
@@ -48,12 +49,15 @@ Scope = Callable[[], AbstractContextManager[Any]]
 """Of what Keras keeps for each thread, such as its device."""
 
 
-def made_with(framework: str, precision: str, factory: Callable[[], M], scope: Scope | None = None) -> M:
-    """What a factory makes; a model of Keras under the settings of `apply`.
+def made_with(
+    framework: str, precision: str, image_size: int, factory: Callable[[], M], scope: Scope | None = None
+) -> M:
+    """What a factory makes; a model of Keras under the settings of `apply`, with all its variables.
 
     Args:
         framework: that Keras is to compute with.
         precision: of the workload.
+        image_size: in pixels, for which a `keras.Sequential` without an input gets its variables.
         factory: makes it.
         scope: of the factory; None: Keras's own values, which are not those that are trained, are on the host in torch.
 
@@ -73,13 +77,17 @@ def made_with(framework: str, precision: str, factory: Callable[[], M], scope: S
                 return made
         # It makes the model again.
     import keras
+    from keras.src.utils import naming
 
-    if framework != "tensorflow":  # where it would take the graph that a strategy has entered
-        keras.backend.clear_session()  # so that names are counted from 0; it forgets the types too
+    naming.reset_uids()  # names are counted from 0, as in the process that described the layers
     apply(framework, precision)
     on_host = partial(keras.device, "cpu") if framework == "torch" else nullcontext
     with (scope or on_host)():
-        return factory()
+        made = factory()
+        if isinstance(made, keras.Sequential) and not made.built:
+            made.build((None, image_size, image_size, IMAGE_CHANNELS))
+    apply(framework, precision)  # the factory may have set others, for what is made later
+    return made
 
 
 def is_keras(made: object) -> bool:

@@ -19,7 +19,7 @@ from dpcompare.backends.base import Counters, Handle, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description, switched
 from dpcompare.backends.keras.build import load_model, mapped_slots
-from dpcompare.backends.keras.model import layer_outputs, mapped_variables, neutral_shapes
+from dpcompare.backends.keras.model import layer_outputs, mapped_variables
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
@@ -62,7 +62,7 @@ class TensorFlowBackend(Inspectable):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor of the model in the neutral layouts, once it is built."""
-        return dict(neutral_shapes(self.model))
+        return {mapped.name: mapped.neutral_shape for mapped in mapped_variables(self.model)}
 
     def row_losses(self, logits: tf.Tensor, labels: tf.Tensor, *, training: bool) -> tf.Tensor:
         """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
@@ -212,7 +212,8 @@ class TensorFlowBackend(Inspectable):
             _, losses = self._losses(images, labels, weights, drop_masks, training=True)
             loss_sum = tf.reduce_sum(losses)
             loss = loss_sum / count
-        return loss_sum, tape.gradient(loss, self._parameters)
+        # Those of embeddings name the rows that they are of; the other frameworks sum and exchange whole tensors.
+        return loss_sum, [tf.convert_to_tensor(each) for each in tape.gradient(loss, self._parameters)]
 
     def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
         """Sum the gradients of all replicas and update this replica's copy of the parameters."""

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from dpcompare.backends.keras.build import build, custom
-from dpcompare.backends.keras.model import layer_name, layers_of
+from dpcompare.backends.keras.model import layer_name, layers_of, mapped_variables
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
+from dpcompare.models.custom import without_gradient
+from dpcompare.models.dropout_matching import images_to_try
 from dpcompare.models.layer_matching import NO_NAMES, Layer
 from dpcompare.models.spec import IMAGE_DIMENSIONS, NO_COLUMNS, channels_first, columns, shape_of_draws
 from dpcompare.system.python_environment import is_custom
@@ -49,9 +52,21 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     """The layers of a custom model in the order in which they compute.
 
     Raises:
-        RequestError: as `with_neutral_names` and `layers_of` do.
+        RequestError: as `with_neutral_names` and `layers_of` do, or some tensor gets no gradient.
     """
-    return layers_of(custom(name, image_size, num_classes, "tensorflow"), name, "tensorflow", image_size, num_classes)
+    model = custom(name, image_size, num_classes, "tensorflow")
+    layers = layers_of(model, name, "tensorflow", image_size, num_classes)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(model(images_to_try(image_size)[:2], training=True))
+    trained = {id(mapped.variable): mapped.name for mapped in mapped_variables(model)}
+    gradients = tape.gradient(total, [variable.value for variable in model.trainable_variables])
+    if without := [
+        trained.get(id(variable), variable.path)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
+        if gradient is None
+    ]:
+        raise without_gradient(name, "tensorflow", without)
+    return layers
 
 
 class SharedDrop(keras.layers.Layer):

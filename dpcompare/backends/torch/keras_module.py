@@ -11,6 +11,7 @@ from torch import nn
 from dpcompare.backends.keras.function import Call, KerasFunction
 from dpcompare.backends.torch.own_batch_norms import OwnBatchNorms
 from dpcompare.errors import RequestError
+from dpcompare.models.custom import without_gradient
 from dpcompare.models.dropout_matching import images_to_try
 from dpcompare.models.state import is_statistic
 
@@ -107,10 +108,7 @@ def require_gradients(module: KerasModule, name: str, image_size: int) -> None:
     """
     module.train()(torch.from_numpy(images_to_try(image_size)[:2]).permute(0, 3, 1, 2)).sum().backward()
     if without := [parameter for parameter, value in module.named_parameters() if value.grad is None]:
-        raise RequestError(
-            f"model: {name!r} gives no gradient of {', '.join(without)} in torch; expected layers that compute with "
-            "keras.ops alone, not with functions of TensorFlow or NumPy"
-        )
+        raise without_gradient(name, "torch", without)
 
 
 def _channels_first(features: torch.Tensor) -> torch.Tensor:

@@ -46,14 +46,14 @@ def build_model(workload: Workload, num_classes: int, drop_columns: Mapping[str,
 
 def _custom(name: str, image_size: int, num_classes: int, precision: str) -> nn.Module:
     custom = custom_model(name)
-    made = made_with("torch", precision, lambda: custom.build("torch", image_size, num_classes))
+    made = made_with("torch", precision, image_size, lambda: custom.build("torch", image_size, num_classes))
     if not is_keras(made):
         return made  # type: ignore[no-any-return]  # `custom_layers` has seen that it is a module
     # Imported here: Keras is there, since the model is of it.
     from dpcompare.backends.keras.model import with_neutral_names
     from dpcompare.backends.torch.keras_module import KerasModule
 
-    return KerasModule(with_neutral_names(made, name, custom, "torch", image_size), name)
+    return KerasModule(with_neutral_names(made, name, custom, "torch"), name)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
@@ -74,18 +74,18 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
             statistics that all frameworks share.
     """
     custom = custom_model(name)
-    model = made_with("torch", "float32", lambda: custom.build("torch", image_size, num_classes))
+    model = made_with("torch", "float32", image_size, lambda: custom.build("torch", image_size, num_classes))
     if is_keras(model):
         from dpcompare.backends.keras.function import described
         from dpcompare.backends.keras.model import with_neutral_names
         from dpcompare.backends.torch.keras_module import KerasModule, require_gradients
 
-        named = with_neutral_names(model, name, custom, "torch", image_size)
+        named = with_neutral_names(model, name, custom, "torch")
         layers = described(named, name, "torch", image_size, num_classes)
         require_gradients(KerasModule(named, name), name, image_size)
         return layers
     if not isinstance(model, nn.Module):
-        raise refuse_made(name, "torch", model, "a torch.nn.Module or a keras.Model")
+        raise refuse_made(name, "torch", model, "a torch.nn.Module or a keras.Model of Keras 3")
     _require_logits(name, model.eval(), image_size, num_classes)
     settings: dict[str, dict[str, Any]] = {}  # of the layers that training calls, in the order of their first calls
     hooks = [
