@@ -189,11 +189,13 @@ def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("attempt", "late_step"):
         monkeypatch.setattr(f"dpcompare.launch.{module}.launch", warm_launcher.launch)
     monkeypatch.setattr("dpcompare.backends.custom_model.run_command", warm_launcher.describe)
+    # The runs of a study are disturbed by other tests, so it would repeat them: tests/experiments/test_study_runs.py.
+    monkeypatch.setattr("dpcompare.results.result.DISTURBANCES", ())
 
 
 @pytest.fixture
 def first_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`verify` makes the runs of its first group alone: the model, with SGD."""
+    """`verify` makes the runs of its first group alone."""
     monkeypatch.setattr(
         "dpcompare.experiments.verify_groups.plan_groups",
         lambda *arguments, **options: plan_groups(*arguments, **options)[:1],

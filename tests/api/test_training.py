@@ -1,5 +1,6 @@
 """Loops of one's own: own models, losses, optimizers and datasets in all frameworks, in one or several processes."""
 
+import fcntl
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import dpcompare as dp
 from dpcompare.api import launchers
 from dpcompare.api.saved import save
 from dpcompare.config.modes import MODES
+from tests.support.runs import held
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_loop.py"
 WORKLOAD = dp.Workload(model="mlp", image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=4)
@@ -35,16 +37,28 @@ def trained(folder, framework, mode, **where):
     return name, [done.stdout]
 
 
+@pytest.fixture(scope="module")
+def alone(session_folder):
+    """What the example saved in torch on one device, and what it printed; trained once per session."""
+    folder = session_folder / "own-loop"
+    with held(folder.with_suffix(".lock"), fcntl.LOCK_EX):
+        if not (folder / "said").exists():
+            folder.mkdir(exist_ok=True)
+            _, (said,) = trained(folder, "torch", "single")
+            (folder / "said").write_text(said)
+    return folder / "torch-single", (folder / "said").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.jax
-def test_own_parts_compute_the_same_in_all_frameworks(tmp_path):
-    reference, said = trained(tmp_path, "torch", "single")
-    losses = [float(loss) for loss in re.findall(r"step \d: (\S+)", said[0])]
+def test_own_parts_compute_the_same_in_all_frameworks(alone, tmp_path):
+    reference, said = alone
+    losses = [float(loss) for loss in re.findall(r"step \d: (\S+)", said)]
     assert len(losses) == 6
     assert losses[-1] < losses[0]
-    others = [("tensorflow", "single"), ("jax", "single"), ("torch", "dp"), ("jax", "spmd")]
+    others = [("tensorflow", "single"), ("jax", "spmd")]
     proof = dp.verify_saved(reference, *[trained(tmp_path, *mode)[0] for mode in others])
     assert proof.passed, str(proof)
     assert max(check.measured for check in proof.checks) < 1e-11
@@ -54,13 +68,14 @@ def test_own_parts_compute_the_same_in_all_frameworks(tmp_path):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.jax
-@pytest.mark.parametrize("mode", ["torch:ddp", "tensorflow:multiworker", "jax:multiprocess"])
-def test_a_script_runs_once_per_process_of_a_mode(tmp_path, mode):
+@pytest.mark.parametrize(  # with ddp, test_torchrun_starts_it_too and an example of docs/python.md train, too
+    "mode", [pytest.param("torch:ddp", marks=pytest.mark.long), "tensorflow:multiworker", "jax:multiprocess"]
+)
+def test_a_script_runs_once_per_process_of_a_mode(alone, tmp_path, mode):
     framework, _, name = mode.partition(":")
     several, said = trained(tmp_path, framework, name, nodes=2, devices_per_node=1, device="cpu")
     assert [f"process {rank}, step 6" in output for rank, output in enumerate(said)] == [True, True]
-    alone, _ = trained(tmp_path, framework, "single")
-    proof = dp.verify_saved(alone, several)
+    proof = dp.verify_saved(alone[0], several)
     assert proof.passed, str(proof)
 
 

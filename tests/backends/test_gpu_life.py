@@ -73,6 +73,7 @@ def lived(framework, lives, *, processes):
         **{"PYTHONPATH": str(REPOSITORY), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
         **{"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)},
         **{"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"},  # as torchrun does
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     with held_ports(len(lives)) as ports, ThreadPoolExecutor() as pool:
         asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]

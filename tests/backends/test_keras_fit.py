@@ -25,7 +25,7 @@ def trained(mode, run_dir, workload, framework="tensorflow", devices=2, **change
         pytest.param("torch", 1, "toy-bn", marks=KERAS),
         pytest.param("torch", 1, "vit-narrow", marks=KERAS),
         pytest.param("jax", 2, "toy-bn", marks=[pytest.mark.jax, KERAS]),
-        pytest.param("jax", 1, "vit-narrow", marks=[pytest.mark.jax, KERAS]),
+        pytest.param("jax", 1, "vit-narrow", marks=[pytest.mark.jax, KERAS, pytest.mark.long]),
     ],
 )
 @pytest.mark.usefixtures("warm")
@@ -62,6 +62,7 @@ def net(num_classes):
 
 @pytest.mark.jax
 @KERAS
+@pytest.mark.usefixtures("warm")
 def test_a_model_without_an_input_is_built_where_it_trains(tmp_path, monkeypatch):
     """Variables that are made outside the distribution would have no place in it."""
     (tmp_path / "nets.py").write_text(WITHOUT_INPUT)
@@ -90,11 +91,11 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
 def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     """A `fit` that has entered the next step has collectives under way; in ten steps they deadlock with the loop's."""
     workload = Workload(
-        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=50, warmup_steps=0,
+        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=20, warmup_steps=0,
         batchnorm_recompute=1,
     )  # fmt: skip
     result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=300)
-    assert len(result.train_loss) == 50
+    assert len(result.train_loss) == 20
 
 
 # Notes what Keras is given in its first step, and where that is.

@@ -95,6 +95,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_torch_gets_a_batch_in_its_type_and_layout():
     done = subprocess.run([sys.executable, "-c", FED], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

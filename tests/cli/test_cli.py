@@ -316,6 +316,7 @@ def test_simulated_devices_are_two_replicas_by_default(mode, given, devices):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
@@ -327,6 +328,7 @@ def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_with_json_a_refusal_is_one_object():
     refused = dpcompare("run", "--framework", "toch", "--mode", "ddp", "--json")
     assert refused.code == 2
@@ -424,6 +426,7 @@ def test_flag_before_environment_before_file_before_default(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_config_file_can_hold_the_whole_request(tmp_path):
     (tmp_path / "config.toml").write_text('framework = "torch"\nmode = "ddp"\nnodes = 2\nlearning_rate = 1\n')
     planned = dpcompare("plan", "--json", "--config", "config.toml").json
@@ -475,9 +478,9 @@ def test_forced_colour_does_not_animate_a_pipe():
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_terminal_gets_a_live_bar():
-    command = [sys.executable, "-m", "dpcompare", "run", *TORCH, *TINY[:4], "--steps", "400"]
+    command = [sys.executable, "-m", "dpcompare", "run", *TORCH, *TINY[:4], "--steps", "100"]
     shown = on_terminal(command, 120, environment=os.environ | {"TERM": "xterm"}, stdout=subprocess.DEVNULL)
-    assert re.search("/400.*images/s", shown)
+    assert re.search("/100.*images/s", shown)
     assert "\x1b[2K" in shown
 
 

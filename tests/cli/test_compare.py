@@ -28,7 +28,8 @@ TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps",
 def finished(tmp_path_factory):
     """A study of two arms and two rounds; and what the command printed."""
     folder = tmp_path_factory.mktemp("study") / "out"
-    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--repeats", "2"]
+    arms = ["--arm", "torch:single", "--arm", "torch:single,seed=0"]
+    command = ["compare", *arms, *TINY, "--repeats", "2", "--no-late-step"]
     done = dpcompare(*command, "--out", folder)
     assert done.code == 0, done.stderr
     return folder, command, done
@@ -63,6 +64,7 @@ def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_study_whose_table_nobody_reads_is_no_failed_one(finished):
     again = start("compare", "--resume", finished[0])
     again.stdout.close()
@@ -84,6 +86,7 @@ def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path, monkeypatch):
     folder, command, _ = finished
@@ -171,7 +174,7 @@ def test_a_study_whose_cache_disappears_prepares_it_again(tmp_path, monkeypatch)
 @pytest.mark.torch
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
-    arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
+    arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--no-late-step", "--out", tmp_path / "out"]
     process = start("compare", *arguments)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("out/runs/*/*/result.json"))) < 2 and time.monotonic() < deadline:
@@ -301,6 +304,7 @@ def test_what_varies_with_weights_of_a_file_is_said(weights):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_study_of_accuracy(tmp_path):
     learning = ["--vary-seed", "--evaluate-every", "2", "--target-accuracy", "0.01", "--keep-predictions"]
@@ -639,6 +643,7 @@ def test_wrong_limits_are_refused(arguments, message):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_event_files_hold_every_loss(finished, tmp_path):
     folder, _, _ = finished
     assert invoke("report", folder, "--tensorboard", tmp_path / "events").code == 0

@@ -119,6 +119,7 @@ def command_lines(draw):
 
 @pytest.mark.seconds
 @few_and(400)
+@pytest.mark.slow
 def test_command_lines(cases):
     codes = set()
 
@@ -237,7 +238,7 @@ GENERATORS = st.randoms(use_true_random=False)
 
 
 @pytest.mark.seconds
-@few_and(400)
+@few_and(150)
 def test_files_of_studies_and_runs(cases, tmp_path):
     """The report of a study of which one file says something else."""
     arms = [runs("torch", "ddp", [130.0, 129.0]), runs("tensorflow", "multiworker", [100.0, 101.0])]

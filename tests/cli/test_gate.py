@@ -113,6 +113,7 @@ def test_a_gate_is_continued_by_its_own_command_alone(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_gate_of_runs_that_are_too_short_is_undecided(tmp_path):
     """From Python, and from the command line, which shows the same gate again and writes its files."""

@@ -106,6 +106,7 @@ def compared(*arguments):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_arms_of_a_study_share_them(install_gpus):
     install_gpus()
     arms = ["--arm", "torch:single", "--arm", "torch:ddp", "--arm", "torch:dp,steps=40"]

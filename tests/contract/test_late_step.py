@@ -86,6 +86,7 @@ module.TorchBackend.train_step = train_step
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_what_begins_late_is_named(tmp_path, monkeypatch):
     write_sitecustomize(tmp_path / "fault", "dpcompare.backends.torch.backend", injected(WEAKER))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'fault'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
-from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
@@ -33,14 +32,15 @@ ONE_PER_LAUNCH = {
 FOUR_REPLICAS = [
     with_mark(arm, pytest.mark.slow)
     for arm in (
-        marked("torch", "dp", 1, 4),
         marked("torch", "ddp", 2, 2),
-        marked("tensorflow", "mirrored", 1, 4),
         marked("tensorflow", "multiworker", 2, 2),
-        marked("jax", "spmd", 1, 4),
         marked("jax", "multiprocess", 2, 2),
         marked("jax", "jit", 2, 2),
     )
+]
+FOUR_IN_ONE_PROCESS = [
+    with_mark(arm, pytest.mark.slow, pytest.mark.long)
+    for arm in (marked("torch", "dp", 1, 4), marked("tensorflow", "mirrored", 1, 4), marked("jax", "spmd", 1, 4))
 ]
 
 
@@ -97,7 +97,7 @@ def test_replicas_are_compared_where_each_has_a_copy(launched, arm):
     assert result.computed.replicas_compared_after == ([0, 1, 8] if has_copies else [])
 
 
-@pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
+@pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS + FOUR_IN_ONE_PROCESS)
 def test_a_mode_runs_and_records_what_it_was(launched, arm):
     framework, mode, nodes, devices = arm
     result, run_dir = launched(*arm)
@@ -189,8 +189,12 @@ def assert_computed_like(result, one):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     "more",
-    [[], pytest.param(FOUR_REPLICAS, marks=[pytest.mark.slow, pytest.mark.jax])],
-    ids=["two", "four"],
+    [
+        [],
+        pytest.param(FOUR_REPLICAS, marks=[pytest.mark.slow, pytest.mark.jax]),
+        pytest.param(FOUR_IN_ONE_PROCESS, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.jax]),
+    ],
+    ids=["two", "four", "four in one process"],
 )
 def test_all_modes_train_the_same(launched, more):
     """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
@@ -234,13 +238,28 @@ def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
     assert torch.train_loss[-1] < torch.train_loss[0]
 
 
+SINGLE = [arm for arm in DEFAULT_MODES if arm.values[0][1] == "single"]
+WITH_STEPS_OF_THEIR_OWN = [arm for arm in ALL_MODES if arm.values[0][1] in ("jit", "keras-fit")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in FRAMEWORKS])
-@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
-def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
-    reference = trained(framework, "single", 1, 1)
-    changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))
+@pytest.mark.parametrize(
+    ("arm", "change"),
+    [
+        pytest.param(*arm.values, {name: value}, id=f"{arm.id}-{value}", marks=arm.marks)
+        for name, value, arms in (
+            ("precision", "bfloat16", SINGLE + WITH_STEPS_OF_THEIR_OWN),
+            ("profile", "native", SINGLE),
+        )
+        for arm in arms
+    ],
+)
+def test_other_precisions_and_profiles_stay_close_to_float32(trained, arm, change):
+    reference = trained(*arm)
+    changed = trained(*arm, WORKLOAD.model_copy(update=change))
     assert changed.train_loss == pytest.approx(reference.train_loss, rel=0.05)
+    if "precision" in change:
+        assert max(np.abs(np.array(changed.train_loss) / reference.train_loss - 1)) > 1e-5
 
 
 @pytest.mark.torch
@@ -308,7 +327,18 @@ def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload).train_loss[-1]) > 1e-6
 
 
-@pytest.mark.parametrize("arm", [arm for arm in ALL_MODES if not MODES[arm.values[0][:2]].roles])
+WITH_STEPS_LIKE_ANOTHERS = ("dp", "fsdp", "fabric", "accelerate", "spmd", "multiprocess")
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        with_mark(arm, pytest.mark.long) if arm.values[0][1] in WITH_STEPS_LIKE_ANOTHERS else arm
+        for arm in OTHER_MODES
+        if not MODES[arm.values[0][:2]].roles
+    ]
+    + DEFAULT_MODES,
+)
 def test_a_mode_trains_one_batch_again_and_again(trained, arm):
     """A run of one step, its first and its last, says all that a longer one says, of as many images as asked for."""
     result = trained(*arm, WORKLOAD.model_copy(update={"steps": 3, "warmup_steps": 1}), reuse_batch=True)
@@ -388,6 +418,7 @@ def test_efficientnet_is_the_same_with_its_regularization(trained, scale, drop_r
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.long
 def test_four_replicas_evaluate_each_photograph_once(trained, clothing):
     workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
     for arm in (

@@ -101,6 +101,7 @@ def test_only_subclasses_of_backend_are_backends(mine):
 
 @pytest.mark.torch
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_backend_that_is_none_is_refused_before_the_run(mine, tmp_path):
     process = start("run", "torch:single", "--backend", f"{mine}:number", *TRAINING, "--run-dir", str(tmp_path / "run"))
     said = process.communicate()[1]

@@ -159,6 +159,7 @@ def test_weights_and_memory_of_the_optimizer_are_the_same_bytes(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_restarts_make_up_for_failures_and_end(tmp_path, undisturbed, dying_after):
     """The second attempt begins after step 4 and dies there too."""
     with pytest.raises(RunFailedError), dying_after(4):
@@ -185,6 +186,7 @@ def test_a_process_that_dies_once_is_made_up_for(tmp_path, undisturbed):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_restart_that_is_refused_keeps_what_was_measured(tmp_path, monkeypatch, dying_after):
     """A partition may have changed, or a permission be gone, since the first attempt was allowed."""
     launches = iter([launch])

@@ -116,6 +116,7 @@ def preparing(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
     preparing.terminate()
     preparing.communicate(timeout=600)
@@ -124,6 +125,7 @@ def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_killed_preparation_leaves_no_process(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     assert len(children) > 1
@@ -156,6 +158,7 @@ def test_synthetic_many_has_labels_beyond_a_byte(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     decoding = [pid for pid in children if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
@@ -270,6 +273,7 @@ def test_a_folder_one_level_too_high_is_recognised(photos, tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_what_is_left_out_is_told(photos, tmp_path):
     assert prepare(photos, tmp_path / "whole", 32).manifest.notes == ()
     (photos / "empty").mkdir()
@@ -306,6 +310,7 @@ def test_an_existing_destination_is_left_alone(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_clothing_photographs(clothing, tmp_path):
     store = prepare(clothing, tmp_path / "store", 32)
     assert counts(store) == {"train": 3068, "validation": 341}

@@ -46,6 +46,7 @@ def test_python_examples_run(code, tmp_path, request):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_study_files_are_accepted(tmp_path):
     (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "measuring.md").read_text(), re.DOTALL)
     (tmp_path / "study.toml").write_text(block)

@@ -268,6 +268,7 @@ def test_a_failed_run_without_sync_is_said():
     assert widest_interval(shown) is not None  # the arm itself is in good health
 
 
+@pytest.mark.slow
 def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     fast = runs("torch", "ddp", FAST)
     hot = GpuState(device="3", name="NVIDIA H100", after=GpuReading(clock_reasons=["power limit", "power brake"]))
@@ -280,6 +281,7 @@ def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
 
 
+@pytest.mark.slow
 def test_a_stall_is_named_everywhere_and_changes_no_claim():
     quiet = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     shown = compared(stalled(runs("torch", "ddp", FAST), 3), runs("tensorflow", "multiworker", SLOW))

@@ -229,6 +229,7 @@ module.TorchBackend.train_step = lossy
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_fault_of_two_options_at_once_is_named(tmp_path, monkeypatch):
     write_sitecustomize(tmp_path, "dpcompare.backends.torch.backend", injected(THIRD_LOST))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

@@ -75,6 +75,7 @@ def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
     assert "from one seed" not in as_text(shown, 100)
 
 
+@pytest.mark.slow
 def test_the_same_sentence_is_everywhere():
     shown = compared(ddp(BETTER), multiworker())
     markdown, page, document = as_markdown(shown), as_html(shown), json.loads(as_json(shown))
@@ -87,6 +88,7 @@ def test_the_same_sentence_is_everywhere():
     assert [(run["seed"], float(run["accuracy"])) for run in runs_of_csv[:2]] == [("1", 0.83), ("2", 0.84)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classifier", "expected"),
     [
@@ -172,6 +174,7 @@ def test_statistics_that_move_twice_a_step_are_of_another_model():
     assert recomputed.outcome == "the same within the margin"
 
 
+@pytest.mark.slow
 def test_the_arm_that_needs_less_training_time_is_there_first():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [LATE] * 7 + [EARLY], SECONDS)
@@ -260,6 +263,7 @@ def test_a_curve_ends_where_the_first_round_does():
     assert "ended earlier" not in accuracy_over_steps(whole, whole.arms).explanation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [True, False])
 def test_every_report_says_what_an_arm_needed(varies, capsys):
     """Also of one arm, and of rounds that repeat one training, of which nothing is claimed."""
@@ -329,6 +333,7 @@ def test_several_studies_are_said_not_to_be_judged_together():
     assert shown.not_judged[0].endswith("report each study alone.")
 
 
+@pytest.mark.slow
 def test_runs_that_end_at_their_target_are_compared_by_time(capsys):
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
@@ -353,6 +358,7 @@ def predicted(*classes):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_predictions_are_counted_by_class_and_compared_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)

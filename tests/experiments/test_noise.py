@@ -15,6 +15,7 @@ def ratio_within(reach, rounds):
     return Ratio(value=1.0, standard_error=reach / unit.half_width(0.05), rounds=rounds)
 
 
+@pytest.mark.slow
 def test_with_many_rounds_it_is_that_of_the_normal_distribution():
     found = ratio_within(0.02, 100_000).detectable(0.05)
     assert found == pytest.approx(math.expm1(0.02 * (1 + 0.84162 / 1.95996)), rel=1e-4)

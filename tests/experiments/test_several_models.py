@@ -227,6 +227,7 @@ def test_pairs_beyond_those_of_the_headlines_are_counted():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_reports_show_the_arms_model_by_model():
     shown = two_models()
     text = as_text(shown, 100)

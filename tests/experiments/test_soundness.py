@@ -51,6 +51,7 @@ def test_a_busy_machine_does_not_make_jax_23_times_as_fast():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_every_format_shows_the_sentence_and_no_interval():
     shown = compared(single(SLOW, **DISTURBED), jax_single(FAST, **DISTURBED))
     sentence = shown.claims[0].sentence

@@ -88,6 +88,7 @@ def test_stalls_and_drift_from_round_to_round_change_no_share():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_intervals_cover_the_truth_and_few_rounds_have_none():
     """150 studies whose runs differ by 3% each: all parts that are judged share 4% of misses."""
     assert of(rounds(num_rounds=4, **SYNCHRONOUS)).shares["input"].interval is None

@@ -93,6 +93,7 @@ def two_arms(repeats):
     return Study(arms=(arm(name="a"), arm(name="b")), repeats=repeats)
 
 
+@pytest.mark.slow
 def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     request = two_arms(6)
     done, said = made(request, tmp_path / "s", {(2, "a"): 1, (3, "b"): 5})

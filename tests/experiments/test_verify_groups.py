@@ -215,6 +215,7 @@ AGAINST_CPU = [
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm", "first_group")
 def test_the_cpu_against_itself_differs_in_nothing():
     shown = invoke("verify", *AGAINST_CPU)
@@ -235,7 +236,7 @@ if any(argument.endswith("/0/1") for argument in sys.argv):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.usefixtures("first_group")
+@pytest.mark.usefixtures("first_group", "warm")
 def test_what_differs_on_one_side_alone_is_named(tmp_path, monkeypatch):
     write_sitecustomize(tmp_path, "dpcompare.backends.torch.backend", injected(ON_ONE_SIDE))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import invoke
 from tests.support.marks import with_cuda_build
+from tests.support.runs import held
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, *with_cuda_build()]
 
@@ -46,11 +49,20 @@ def result_of(*arguments):
     return shown.json
 
 
-def test_two_gpus_train_as_two_devices_of_the_cpu_do(gpus):
+@pytest.fixture
+def on_cpu(session_folder):
+    """The result of two nodes of the CPU, which train what one node with two devices does; once per session."""
+    path = session_folder / "gpu-runs-on-the-cpu.json"
+    with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
+        if not path.exists():
+            path.write_text(json.dumps(result_of("torch:ddp", "--nodes", "2", "--device", "cpu")))
+    return json.loads(path.read_text())
+
+
+def test_two_gpus_train_as_two_devices_of_the_cpu_do(on_cpu, gpus):
     """A result has the windows, the step times, the memory and the use of GPUs."""
     gpus(2)
     on_gpus = result_of("torch:ddp", "--nodes", "2", "--device", "gpu")
-    on_cpu = result_of("torch:ddp", "--nodes", "2", "--device", "cpu")
     assert on_gpus["device_names"] == ["NVIDIA H100 80GB HBM3"] * 2
     assert on_gpus["train_loss"] == pytest.approx(on_cpu["train_loss"], rel=1e-10)
     assert on_gpus["evaluations"][-1]["loss"] == pytest.approx(on_cpu["evaluations"][-1]["loss"], rel=1e-10)
@@ -65,10 +77,9 @@ def test_two_gpus_train_as_two_devices_of_the_cpu_do(gpus):
     assert on_cpu["achieved_flops"] > 0
 
 
-def test_one_gpu_in_the_place_of_two_trains_the_same(gpus):
+def test_one_gpu_in_the_place_of_two_trains_the_same(on_cpu, gpus):
     gpus(1)
     shared = result_of("torch:ddp", "--devices-per-node", "2", "--share-gpu")
-    on_cpu = result_of("torch:ddp", "--devices-per-node", "2", "--device", "cpu")
     assert shared["train_loss"] == pytest.approx(on_cpu["train_loss"], rel=1e-10)
     assert (shared["emulated"], shared["collective"], shared["num_replicas"]) == (True, "gloo", 2)
     assert (shared["model_flops_utilization"], shared["joules_per_image"]) == (None, None)

@@ -61,6 +61,7 @@ def commands_of(process, count):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_two_terminals_make_one_run(tmp_path):
     run = start("run", *HERE, *TORCH, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
     terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]

@@ -170,6 +170,7 @@ except RequestError as error:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "message"),
     [(200_000, "the store cannot be written below"), (5_000_000, "weights cannot be written below")],

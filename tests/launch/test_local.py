@@ -294,6 +294,7 @@ def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, hal
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
     code = silent(tmp_path, steps=3, alive=False, half_seconds=1) + last

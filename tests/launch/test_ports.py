@@ -172,6 +172,7 @@ def test_a_script_says_what_is_open():
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_study_says_once_what_is_open(not_permitted, tmp_path):
     options = ["--model", "mlp", "--image-size", "8", "--global-batch-size", "8", "--steps", "2", "--repeats", "2"]
     arm = ["--arm", "tensorflow:multiworker", "--nodes", "2", "--device", "cpu"]

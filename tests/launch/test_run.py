@@ -133,7 +133,8 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("mode", "nodes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "nodes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.long)])
 def test_a_native_crash_is_told_with_its_signal_and_place(tmp_path, mode, nodes):
     """A prepared store that is cut short while it is read does so."""
     pids = {}
@@ -196,7 +197,7 @@ def test_another_interpreter_can_hold_the_framework(tmp_path):
 @pytest.mark.parametrize(
     ("framework", "mode"),
     [
-        pytest.param("torch", "ddp", marks=pytest.mark.torch, id="ddp"),
+        pytest.param("torch", "ddp", marks=[pytest.mark.torch, pytest.mark.long], id="ddp"),
         pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
     ],
 )

@@ -211,6 +211,7 @@ def test_with_gpus_each_framework_gets_an_environment(environments, index, insta
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+@pytest.mark.slow
 def test_jax_gets_the_cuda_of_torch_where_the_driver_runs_it(environments, index, install_gpus, tmp_path):
     install_gpus()
     (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Tue Oct 22")
@@ -250,6 +251,7 @@ def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_an_interrupted_set_up_goes_on(environments, index):
     (index / "keras-99.0-py3-none-any.whl").rename(index / "keras")
     failed = invoke("setup", "--device", "cpu")
@@ -336,6 +338,7 @@ def test_an_interpreter_that_was_named_must_do(environments, index, monkeypatch)
     assert "DPCOMPARE_TORCH_PYTHON: received '/nowhere/python'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_an_old_driver_is_told_and_nothing_made_again_for_it(environments, index, install_gpus, tmp_path):
     install_gpus()
     (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.10  Tue Oct 22 2026\n")
@@ -369,6 +372,7 @@ def test_nothing_is_made_where_the_next_would_lack_the_same(environments, instal
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_an_environment_of_another_dpcompare_is_made_again(environments, index, monkeypatch):
     only_torch = ("setup", "--frameworks", "torch", "--device", "cpu")
     assert invoke(*only_torch).code == 0
@@ -434,7 +438,7 @@ def test_environments_go_with_the_environment_of_dpcompare(monkeypatch, tmp_path
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.long)])
 def test_an_environment_with_a_name_has_what_was_asked_for(environments, indexes, monkeypatch, installer):
     if installer == "pip":
         monkeypatch.setenv("PATH", "/usr/bin:/bin")

@@ -34,6 +34,7 @@ def commands(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_waits_for_no_absent_controller(tmp_path, commands, monkeypatch):
     for name, seconds in (("STATE_SECONDS", 0.2), ("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
         monkeypatch.setattr(slurm_job, name, seconds)

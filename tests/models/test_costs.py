@@ -79,6 +79,7 @@ def test_torch_counts_the_same_whatever_the_model():
 
 
 @pytest.mark.jax
+@pytest.mark.slow
 def test_xla_counts_the_same_without_padding():
     """What else it counts, biases and activations, is little there; of padded convolutions it leaves out the zeros."""
     models = [("mlp", 32), ("toy-cnn", 32)]

@@ -36,7 +36,6 @@ of_timm = (
     for name, theirs, more in (
         ("resnet18", "resnet18", {}),
         ("resnet50", "resnet50", {}),
-        ("vgg16", "vgg16", {}),
         ("vit-ti16", "deit_tiny_patch16_224", {"img_size": 64}),
     )
 )

@@ -427,6 +427,7 @@ def test_every_model_of_a_paper_but_vgg_has_published_weights():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
     """Found by fuzzing, with HDF5 1.14.6."""
     monkeypatch.setattr("dpcompare.models.keras_file.LONGEST_SECONDS", 3.0)

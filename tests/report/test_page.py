@@ -53,6 +53,7 @@ def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
     def pipelined(micro_batches, speed, schedule=None, batch=32):
         found = runs("torch", "ddp", [speed])
@@ -159,6 +160,7 @@ def open_page(browser, file):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_every_plot_is_drawn_and_named(open_page):
     page = open_page()
     assert page.locator("figure svg.column[role=graphics-document][aria-label]").count() == 8
@@ -252,6 +254,12 @@ def test_an_arm_can_be_left_out(open_page):
     assert rows.count() == 3
 
 
+SIDES_OF_TEXTS = """svg => [...svg.querySelectorAll("text")].map(text => {
+  const box = text.getBoundingClientRect()
+  return [box.left, box.right, text.textContent]
+})"""
+
+
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -270,12 +278,12 @@ def test_plots_fill_the_page_and_stay_legible(open_page, width, shown, hidden):
         scale = column / float(svg.get_attribute("viewBox").split()[2])
         assert 11 < 13 * scale < 20
         box = svg.bounding_box()
-        for text in svg.locator("text").all():
-            left, right = text.bounding_box()["x"], text.bounding_box()["x"] + text.bounding_box()["width"]
-            assert box["x"] - 1 <= left <= right <= box["x"] + box["width"] + 1, text.text_content()
+        for left, right, words in svg.evaluate(SIDES_OF_TEXTS):
+            assert box["x"] - 1 <= left <= right <= box["x"] + box["width"] + 1, words
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_the_page_of_a_running_study_loads_itself_again(comparison):
     running, ended = as_html(comparison, reloads=True), as_html(comparison)
     assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in running

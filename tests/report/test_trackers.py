@@ -64,6 +64,7 @@ def test_without_its_library_a_tracker_is_refused(run_dir, monkeypatch, tmp_path
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_tensorboard(run_dir, tmp_path):
     assert invoke("report", run_dir, "--tensorboard", tmp_path / "events").code == 0
     (file,) = tmp_path.glob("events/torch-ddp-2x1-round-01/events*")
@@ -83,6 +84,7 @@ def test_an_mlflow_server_that_is_not_there_is_refused(run_dir):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_mlflow(run_dir, tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     for _ in range(2):
@@ -125,6 +127,7 @@ def values_of(items):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_wandb(run_dir, tmp_path, monkeypatch):
     """Written offline, and read back from the file that `wandb sync` would send."""
     pytest.importorskip("wandb", reason="needs the extra wandb")

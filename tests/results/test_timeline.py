@@ -138,6 +138,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda
 
 
 @given(INTERVALS, INTERVALS)
+@pytest.mark.slow
 def test_intervals_cover_what_they_are_made_of(ones, others):
     def cells(intervals):
         return {cell for start, end in intervals for cell in range(start, end)}

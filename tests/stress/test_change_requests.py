@@ -38,6 +38,7 @@ def test_a_request_is_made_and_touches_what_the_docs_say(name):
     assert f"| {' | '.join(row(name, REQUESTS[name], made))} |" in PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_there_is_named():
     request = replace(REQUESTS["source"], edits=(Edit("dpcompare/errors.py", "no such text", ""),))
     with working_tree() as tree, pytest.raises(ValueError, match=r"dpcompare/errors\.py has 0 times 'no such text'"):

@@ -90,6 +90,7 @@ def test_a_round_is_predicted_from_itself_and_judged_by_the_next(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_every_run_of_a_study_is_made_once(tmp_path):
     latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=2)

@@ -104,6 +104,7 @@ def test_a_killed_first_gpu_leaves_the_lines_of_what_it_did():
     assert {name: line["status"] for name, line in lines_of("figures").items()} == {"machine": "ok", "ceilings": "ok"}
 
 
+@pytest.mark.slow
 def test_the_commit_of_a_copy_is_what_it_was_given(copy_without_git):
     def said(**environment):
         command = [sys.executable, "-c", "from benchmarks.evidence import commit; print(commit())"]

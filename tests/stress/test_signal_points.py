@@ -8,6 +8,7 @@ import pytest
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_signal_at_any_bytecode_of_a_launch_ends_it_in_time():
     command = [sys.executable, "-m", "stress.signal_points", "--points", "18", "--seed", "3", "--jobs", "4"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)

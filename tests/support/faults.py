@@ -358,7 +358,7 @@ module.GlobalBatchNorm._moments = moments
     "accumulation that exchanges no gradients": Fault(
         framework="torch",
         replicas=2,
-        workload={"model": "mlp", "accumulate": 2},
+        workload={"model": "mlp", "image_size": 16, "accumulate": 2},
         module="backends.torch.ddp",
         inject="""
 sync = module.DistributedDataParallel.gradient_sync
@@ -701,7 +701,7 @@ module.Layers._moments = moments
     "accumulation that exchanges no gradients, in JAX": Fault(
         framework="jax",
         replicas=2,
-        workload={"model": "mlp", "accumulate": 2},
+        workload={"model": "mlp", "image_size": 16, "accumulate": 2},
         module="backends.jax.backend",
         inject="""
 apply = module.JaxBackend._apply_replica
