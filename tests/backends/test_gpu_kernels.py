@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 # Prints, for every operation of a traced step, its type, types of its arguments, and whether a GPU has a kernel for it.
 TRACE = """
@@ -133,7 +133,6 @@ def test_every_operation_of_a_small_step_has_a_kernel_for_gpus(small, precision)
     assert without_a_kernel(operations) == ON_THE_HOST[precision]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_every_operation_of_a_step_has_a_kernel_for_gpus():
     models = [f"efficientnet-b0:{precision}" for precision in ON_THE_HOST]  # the operations of B2, in fewer layers
@@ -144,7 +143,6 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus():
         assert without_a_kernel(operations) == on_the_host, precision
 
 
-@pytest.mark.slow
 def test_constants_of_a_step_are_cast_once_for_all_variables(toy_bn):
     """On a GPU each would be a launch: EfficientNet-B2 had 903 slices and 301 casts."""
     kinds = Counter(operation["type"] for operation in toy_bn["operations"])
@@ -153,7 +151,6 @@ def test_constants_of_a_step_are_cast_once_for_all_variables(toy_bn):
     assert (kinds["StridedSlice"], kinds["Unpack"], kinds["Cast"]) == (0, 1, 2)
 
 
-@pytest.mark.slow
 def test_an_evaluation_in_parts_needs_less_and_finds_the_same(toy_bn):
     """Evaluation on GPUs takes as many rows at once as a micro-batch has, like torch's."""
     whole, parts = toy_bn["evaluated"]

@@ -116,6 +116,7 @@ except RequestError as refused:
 """
 
 
+@pytest.mark.slow
 def test_a_process_in_which_jax_was_used_already_is_refused():
     refused = printed(USED_ALREADY)
     assert refused.startswith("JAX has been used in this process already")
@@ -164,6 +165,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_gloo_listens_where_the_plan_says():
     found = printed(CALLS)
     assert found["asked"] == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]

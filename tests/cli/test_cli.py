@@ -445,6 +445,7 @@ def test_data_prepare_describes_the_store(photos):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_runs_result_goes_to_stdout_and_the_rest_to_stderr(tmp_path):
     done = dpcompare("run", *TORCH, *TINY, "--run-dir", "one", "--json")
     assert done.code == 0

@@ -157,6 +157,7 @@ def test_a_study_outlives_its_page(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_study_whose_cache_disappears_prepares_it_again(tmp_path, monkeypatch):
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))

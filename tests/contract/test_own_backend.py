@@ -85,6 +85,7 @@ def test_a_backend_that_changed_between_rounds_is_no_arm():
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_only_subclasses_of_backend_are_backends(mine):
     assert load_backend("torch", "single", f"{mine}:AsItIs").__name__ == "AsItIs"
     wrong = {"number": "is of type int", "torch": "is of type module", "Absent": "has no attribute"}

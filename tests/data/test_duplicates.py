@@ -35,6 +35,7 @@ def test_duplicates_are_counted(train, validation, shared, repeated):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_dataset_with_duplicates_says_so(photos, tmp_path):
     for split in ("train", "validation"):
         shutil.copytree(photos, tmp_path / "split" / split)

@@ -31,6 +31,7 @@ def test_a_phrase_is_named_with_its_line(tmp_path, line, says):
     assert done.stderr.startswith(f"{tmp_path / 'module.py'}:2: {says}" if says else "")
 
 
+@pytest.mark.slow
 def test_no_phrase_stands_in_the_package_and_its_tests():
     assert phrases().stderr == ""
 

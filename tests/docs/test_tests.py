@@ -97,6 +97,7 @@ def test_it_is_marked():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "outcome"), [("unit", "1 failed, 1 deselected, 1 error"), ("process", "1 passed, 2 deselected")]
 )

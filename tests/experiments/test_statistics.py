@@ -204,6 +204,7 @@ def test_a_round_added_until_a_claim_appears_does_not_make_one(calibrated):
     assert calibrated[0]["before"].false_by_hand > 0.1
 
 
+@pytest.mark.slow
 def test_a_pair_named_beforehand_is_found_among_six_arms(calibrated):
     for found in calibrated:
         assert min(found["now"].true_of_named) > 0.97

@@ -256,6 +256,7 @@ def test_nothing_is_left_in_the_cache_but_whole_files():
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch):
     """Three commands at once: each verified it, removed it, and prepared it again under the others."""
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))

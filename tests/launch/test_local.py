@@ -303,6 +303,7 @@ def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     """A terminal in which a user has pressed Ctrl-S does so."""
     code = silent(tmp_path, steps=3, alive=True)

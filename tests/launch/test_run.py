@@ -363,6 +363,7 @@ def test_a_full_disk_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
     """A terminal in which a user has pressed Ctrl-S does so."""
     beats = []
@@ -387,6 +388,7 @@ def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch)
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
     """Which takes minutes where a scheduler does not answer; they are no part of the run either."""
     there = []

@@ -593,6 +593,7 @@ def test_a_function_of_keras_is_taken_as_it_is(elsewhere):
 
 @pytest.mark.torch
 @KERAS
+@pytest.mark.slow
 def test_keras_fit_trains_models_of_keras_alone(elsewhere):
     """The other modes take it, so a study would begin, and only that arm would fail."""
     (elsewhere / "mine.py").write_text(OF_TORCH)

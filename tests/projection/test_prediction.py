@@ -467,6 +467,7 @@ def saved_study(folder, config=None, *, with_ablation=True, **changes):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     study = saved_study(tmp_path / "study")
     refused = invoke("project", study, "--nodes", "16")

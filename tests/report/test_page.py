@@ -390,6 +390,7 @@ def test_shades_of_arms_can_be_told_apart():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_a_hue_is_of_one_framework_and_follows_the_theme(comparison):
     page = as_html(comparison)
     speed = page[page.index('<figure id="plot-speed">') :].split("</svg>")[0]

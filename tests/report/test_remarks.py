@@ -52,6 +52,7 @@ def test_the_page_has_the_grid_and_folds_the_words(shown):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_claims_follow_the_figures_and_definitions_are_last(shown):
     headings = re.findall('<h2 id="(.*?)">', as_html(shown))
     assert headings[:4] == ["speed", "figures", "claims", "remarks"]
@@ -59,6 +60,7 @@ def test_claims_follow_the_figures_and_definitions_are_last(shown):
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_without_remarks_there_is_no_grid():
     assert 'id="remarks"' not in as_html(compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)))
 

@@ -84,6 +84,7 @@ def modules():
 
 
 @pytest.mark.seconds
+@pytest.mark.slow
 def test_no_text_puts_a_number_before_a_plural():
     """`1 runs` reads as if no one had looked."""
     found = []
