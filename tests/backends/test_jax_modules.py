@@ -319,7 +319,7 @@ REFUSED = {
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "Keyed": "must be called with key, and is called with images alone; expected the default None, since layers of",
-    "Backwards": "has a ConvTranspose2d, whose layout has no rule here; expected Linear, Conv2d, LayerNorm",
+    "Backwards": "has a ConvTranspose2d, whose layout is not known here; expected Linear, Conv2d, LayerNorm",
     "chained": "Layer(name='layers.1.layers.0', tensors={'weight': (4, 48), 'bias': (4,)}",  # it is taken
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",
 }

@@ -46,7 +46,7 @@ class EquinoxModel:
                 )
             if isinstance(part, TRANSPOSED):
                 raise RequestError(
-                    f"model: {name!r} has a {type(part).__name__}, whose layout has no rule here; expected Linear, "
+                    f"model: {name!r} has a {type(part).__name__}, whose layout is not known here; expected Linear, "
                     "Conv2d, LayerNorm and GroupNorm"
                 )
         require_called_with_images(module, name, "the default None, since layers of dropout drop nothing")

@@ -178,6 +178,7 @@ class FlaxModel:
         return logits, {tensor.name: getattr(_at(module, tensor.owner), tensor.variable)[...] for tensor in moved}
 
     def _refuse_mode_arguments(self, owner: nnx.Module) -> None:
+        """Raise RequestError for an argument whose default would overrule `train()` and `eval()`."""
         if type(owner).__module__.startswith("flax."):
             return
         arguments = inspect.signature(type(owner).__call__).parameters
@@ -190,7 +191,7 @@ class FlaxModel:
             )
 
     def _refuse_own_types(self, owner: nnx.Module) -> None:
-        """Of layers that would compute in another type than the run, which `apply` gives the others."""
+        """Raise RequestError for a layer that would compute in another type than the run."""
         if isinstance(owner, TYPED) or not isinstance(owner, tuple(RULES)):
             return
         for setting in ("dtype", "precision"):

@@ -43,8 +43,8 @@ def with_neutral_names(
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
-        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others or has a dtype,
-            or it changes what it computes, the loss or the step.
+        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others or has a dtype of
+            its own, or it changes what it computes, the loss or the step.
     """
     if not isinstance(model, keras.Model):
         raise refuse_made(name, framework, model, "a keras.Model of Keras 3")
@@ -133,8 +133,8 @@ def _refuse_unknown_kernels(model: keras.Model, name: str) -> None:
     for layer in model.layers:
         if not isinstance(layer, known) and any(variable.name == "kernel" for variable in layer.weights):
             raise RequestError(
-                f"model: {name!r} has the kernel of {layer.name} ({type(layer).__name__}), whose layout has no rule "
-                f"here; expected kernels of {', '.join(kind.__name__ for kind in known)} alone"
+                f"model: {name!r} has the kernel of {layer.name} ({type(layer).__name__}), whose layout is not "
+                f"known here; expected kernels of {', '.join(kind.__name__ for kind in known)} alone"
             )
 
 
@@ -156,7 +156,7 @@ def _refuse_other_types(model: keras.Model, name: str) -> None:
         if (layer.compute_dtype, layer.variable_dtype) != (policy.compute_dtype, policy.variable_dtype):
             raise RequestError(
                 f"model: {name!r} has the layer {layer.name} with a dtype of its own, {layer.dtype_policy.name}, where "
-                f"the run has {policy.name}; expected layers without dtype, and a factory that sets no policy: "
+                f"the run has {policy.name}; expected layers without a dtype, and a factory that sets no policy: "
                 "--precision says how a run computes"
             )
 

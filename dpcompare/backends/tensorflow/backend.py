@@ -212,7 +212,7 @@ class TensorFlowBackend(Inspectable):
             _, losses = self._losses(images, labels, weights, drop_masks, training=True)
             loss_sum = tf.reduce_sum(losses)
             loss = loss_sum / count
-        # Those of embeddings name the rows that they are of; the other frameworks sum and exchange whole tensors.
+        # TensorFlow has those of embeddings as some rows; the other frameworks sum and exchange whole tensors.
         return loss_sum, [tf.convert_to_tensor(each) for each in tape.gradient(loss, self._parameters)]
 
     def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
