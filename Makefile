@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EXTRAS := all,dev
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
@@ -17,14 +18,15 @@ compare: $(VENV)/.report ## the main job: the usual modes trained here and compa
 # Without frameworks, for which `dpcompare setup` makes environments, with builds for CPUs where there is no GPU.
 $(VENV)/.report: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[report]'
+	$(PIP) -e '.[report]'
 	touch $@
 
 install: $(VENV)/.installed
 
+# uv takes one minute where pip takes five. pip may still reach what uv cannot, such as an index of pip's own settings.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	$(PIP) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]' || $(PIP) -e '.[$(EXTRAS)]'
 	touch $@
 
 check: install ## lint, format, types, imports, spelling: the hooks of .pre-commit-config.yaml

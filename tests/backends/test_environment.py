@@ -1,5 +1,6 @@
 """Variables of the environment that change speed, told apart from those that we set."""
 
+import subprocess
 import sys
 from importlib.metadata import version
 
@@ -73,3 +74,14 @@ def test_a_variable_of_xla_acts_on_both_frameworks_that_have_it():
 def test_an_interpreter_says_what_is_installed_in_it():
     versions = installed_versions("torch", ["numpy", "PIL", "no_such_package"], sys.executable)
     assert versions == {"python": sys.version.split()[0], "numpy": version("numpy"), "PIL": version("pillow")}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_tensorflow_starts_without_what_no_run_needs():
+    """A custom model may still import it."""
+    script = (
+        "import dpcompare.backends.tensorflow, sys; assert not {'sklearn', 'jax'} & set(sys.modules)\n"
+        "from sklearn.datasets import load_digits"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

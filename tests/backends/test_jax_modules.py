@@ -142,7 +142,7 @@ def elsewhere(tmp_path, monkeypatch):
             *(None, {"regularization", "BatchNorm statistics"}),
         ),
         ("shifted", ("single",), {"regularization": "shared"}, "evaluation logits", {"gradient"}),
-        ("of_equinox", ("single",), {}, None, {"gradient"}),
+        ("of_equinox", ("ddp", "jit"), {"replicas": 2, "batchnorm": "sync"}, None, {"gradient"}),
     ],
     ids=["same", "shifted", "of equinox"],
 )
@@ -340,7 +340,7 @@ from dpcompare import Workload
 from dpcompare.backends.jax.model import build_model
 
 sys.path.insert(0, ".")
-model = build_model(Workload(model="nets:same", image_size=17, precision="bfloat16"), 10)
+model = build_model(Workload(model=f"nets:{sys.argv[1]}", image_size=17, precision="bfloat16"), 10)
 tensors = {name: jnp.asarray(value) for name, value in model.init().items()}
 def types(training, *names):
     def logits(tensors, images):
@@ -354,9 +354,10 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_in_bfloat16_norms_alone_stay_in_float32(elsewhere):
+@pytest.mark.parametrize(("model", "products"), [("same", 5), ("of_equinox", 3)])
+def test_in_bfloat16_norms_alone_stay_in_float32(elsewhere, model, products):
     (elsewhere / "nets.py").write_text(NETS)
-    done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", NARROW, model], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    # Those of BatchNorm by its running variance, and of LayerNorm.
-    assert json.loads(done.stdout) == {"products": ["bfloat16"] * 5, "deviations": ["float32"] * 2}
+    # Those of BatchNorm by its running variance or of GroupNorm, and of LayerNorm.
+    assert json.loads(done.stdout) == {"products": ["bfloat16"] * products, "deviations": ["float32"] * 2}

@@ -2,6 +2,8 @@
 
 import json
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +52,13 @@ def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices
     assert found == {
         "convolutions": "kernel" if framework == "jax" else None, "optimizer_kernels": "Keras", "memory_layout": "NHWC"
     }  # fmt: skip
+
+
+@KERAS
+def test_this_keras_has_no_data_parallelism_in_torch():
+    """As soon as one has: train with it in several processes, and take `multi_device=False` from the mode's row."""
+    (package,) = find_spec("keras").submodule_search_locations
+    assert not (Path(package) / "src" / "backend" / "torch" / "distribution_lib.py").exists()
 
 
 WITHOUT_INPUT = """

@@ -78,9 +78,16 @@ def test_a_model_of_keras_is_the_same_in_all_frameworks():
 @pytest.mark.tensorflow
 @pytest.mark.jax
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "modes",
+    [
+        pytest.param(("dp", "mirrored", "spmd"), id="one process"),
+        pytest.param(("ddp", "multiworker", "multiprocess"), id="two processes", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.usefixtures("warm")
-def test_batchnorm_of_each_replica_is_the_same_too(elsewhere):
-    checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), ("dp", "mirrored", "spmd"), replicas=2)
+def test_batchnorm_of_each_replica_is_the_same_too(elsewhere, modes):
+    checks = checks_of("nets:own_statistics", ("torch", "tensorflow", "jax"), modes, replicas=2)
     assert [check for check in checks if not check.passed] == []
     assert "BatchNorm statistics" in {check.name for check in checks}
 
@@ -197,6 +204,25 @@ def test_products_in_jax_are_in_bfloat16(elsewhere):
     done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {"kept": ["float32"], "products": ["bfloat16"] * 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", [IN_TORCH, IN_TENSORFLOW])
+@pytest.mark.usefixtures("warm", "elsewhere")
+def test_a_model_of_keras_trains_in_bfloat16(tmp_path, framework):
+    workload = Workload(
+        model="nets:net", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0
+    )
+    cluster = Cluster.partition(1, 1, device="cpu")
+    losses = {}
+    for precision in ("bfloat16", "float32"):
+        asked = RunConfig(
+            framework=framework, mode="single", workload=workload.changed(precision=precision), cluster=cluster
+        )
+        losses[precision] = np.array(run(asked, tmp_path / precision).train_loss)
+    apart = np.abs(losses["bfloat16"] / losses["float32"] - 1)
+    assert apart.min() > 1e-6
+    assert apart.max() < 0.05
 
 
 MODELS = """

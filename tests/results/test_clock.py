@@ -80,6 +80,13 @@ def test_a_clock_at_another_speed_contradicts_the_launchers(tmp_path, speed):
     )
 
 
+@pytest.mark.parametrize(("own", "contradicts"), [(0.29, False), (0.31, True)])
+def test_a_tenth_of_a_second_contradicts_nothing(own, contradicts):
+    """A process of a very short run may wait that long for a core before it writes its event."""
+    found = ClockCheck(process_rank=0, own_seconds=own, least_seconds=0.1, most_seconds=0.2)
+    assert (found.contradiction is not None) == contradicts
+
+
 def test_a_launcher_that_was_stopped_itself_contradicts_nobody(tmp_path):
     """It did not look for 5 s: its bounds are that wide."""
     assert check(tmp_path, (series([0.5] * 12), looks(5.02, late=5.0))).contradiction is None
