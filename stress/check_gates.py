@@ -23,8 +23,8 @@ from scipy.stats import binom
 
 from benchmarks.evidence import Keeper, number, table, text
 from dpcompare import Cluster, RunConfig
+from dpcompare.experiments.claim_rows import GateOutcome
 from dpcompare.experiments.collection import ArmRuns
-from dpcompare.experiments.comparison import GateOutcome
 from dpcompare.experiments.gate import LOOKS, gate_row
 
 Array = npt.NDArray[np.float64]

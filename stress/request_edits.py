@@ -359,7 +359,7 @@ REQUESTS: dict[str, Request] = {
         shown_by=(
             (
                 "-c",
-                "from dpcompare.experiments.comparison import ArmRow, Round; from dpcompare.report.formats import "
+                "from dpcompare.experiments.arm_rows import ArmRow, Round; from dpcompare.report.formats import "
                 "COLUMNS; from dpcompare.report.records import FIELDS; name = 'gpu_busy_percent'; "
                 "assert name in Round.model_fields and name in ArmRow.model_fields and name in FIELDS; "
                 "assert 'GPU busy' in COLUMNS",

@@ -35,8 +35,8 @@ from typing import Any
 from benchmarks.evidence import Keeper, Table, number, table, text
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.claim_rows import ClaimRow
 from dpcompare.experiments.collection import Collection
-from dpcompare.experiments.comparison import ClaimRow
 from dpcompare.experiments.sentences import machines_in_words
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Outcome
 from dpcompare.system.signals import terminated_as_interrupted

@@ -8,7 +8,8 @@ from typing import Any
 import dpcompare
 from dpcompare.api.saved import SavedCheck
 from dpcompare.api.training import LossHandle
-from dpcompare.experiments.comparison import ArmRow, ClaimRow
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.claim_rows import ClaimRow
 from dpcompare.projection.difference import Difference
 from dpcompare.projection.explanation import Explanation
 

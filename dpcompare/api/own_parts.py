@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.errors import RequestError
-from dpcompare.models.custom import CustomModel
-from dpcompare.models.initial_weights import custom_weights
+from dpcompare.models.custom import CustomModel, is_built
+from dpcompare.models.initial_weights import Weights, custom_weights, require_rules
 from dpcompare.objects import name_of
 from dpcompare.system.type_names import FrameworkArray, FrameworkModel
 
@@ -24,10 +24,7 @@ def named_model(model: str | CustomModel | Callable[[int, int], FrameworkModel],
     if isinstance(model, str):
         return model
     if not isinstance(model, CustomModel):
-        is_model = not isinstance(model, type) and (
-            hasattr(model, "parameters") or hasattr(model, "trainable_variables")
-        )
-        if not callable(model) or is_model:
+        if not callable(model) or is_built(model):
             raise RequestError(
                 f"model: received a {type(model).__name__}, expected a name, a CustomModel, or a function from (image "
                 "size, number of classes) to a model, such as lambda size, classes: model"
@@ -48,7 +45,7 @@ def own_parts(
     if own_weights:
         own["initial_state"] = lambda self: None
     elif is_object:  # no other process could build it to find its shapes
-        own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
+        own["initial_state"] = _drawn
     for name, part, expected in (
         ("loss", loss, "a function"),
         (
@@ -70,6 +67,13 @@ def own_parts(
     if optimizer is not None:
         own["build_optimizer"] = lambda self, *variables: self.custom_optimizer(optimizer, *variables)
     return own
+
+
+def _drawn(backend: Any) -> Weights:
+    """The initial weights of a model that only this process can build, from the backend of its framework."""
+    shapes = backend.tensor_shapes()
+    require_rules(backend.workload.model, shapes)
+    return custom_weights(shapes, backend.workload.seed)
 
 
 LEAST_FORMULA_ARGUMENTS = 4

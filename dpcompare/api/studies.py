@@ -11,8 +11,10 @@ from dpcompare.api.command_line import read_by, text_of
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, require_type
 from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.claim_rows import ClaimRow, GateRow
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, GateRow
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.study import Study as Plan
 from dpcompare.experiments.study_runs import results
 from dpcompare.results.result import RunResult

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpcompare.backends.keras import compute_with
 from dpcompare.errors import RequestError, in_words
+from dpcompare.models.initial_weights import require_rules
 from dpcompare.models.layer_matching import Layer, shapes_of
 from dpcompare.system.commands import run_command
 
@@ -66,13 +67,7 @@ def described_layers(
     if "error" in described:
         raise RequestError(described["error"])
     layers = tuple(Layer(**_with_tuples(layer)) for layer in described["layers"])
-    kinds = (".weight", ".bias", ".running_mean", ".running_var")
-    shapes = shapes_of(layers)
-    if strange := [name for name, shape in shapes.items() if not name.endswith(kinds) or len(shape) not in (1, 2, 4)]:
-        raise RequestError(
-            f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
-            "expected those of convolutions of images, dense layers, embeddings and normalization"
-        )
+    require_rules(model, shapes_of(layers))
     return layers
 
 

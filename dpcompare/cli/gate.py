@@ -23,7 +23,7 @@ from dpcompare.system.terminal_text import hint, pluralize
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.comparison import GateOutcome, GateRow
+    from dpcompare.experiments.claim_rows import GateOutcome, GateRow
     from dpcompare.experiments.study import Arm, Study
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
+from dpcompare.experiments.arm_rows import ArmRow, Curve, Round
+from dpcompare.experiments.claim_rows import ClaimRow, GateRow
 from dpcompare.experiments.collection import (
     ANOTHER_PAIR,
     ArmRuns,
@@ -21,7 +23,7 @@ from dpcompare.experiments.collection import (
     of_each_set,
     pairs_within,
 )
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, GateRow, Group, Round, SettingRow
+from dpcompare.experiments.comparison import Comparison, Group, SettingRow
 from dpcompare.experiments.environments import change_logs
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.gate import gate_row

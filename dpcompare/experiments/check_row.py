@@ -9,8 +9,9 @@ from typing import Any
 
 from dpcompare.config.setting import Changes
 from dpcompare.config.workload import WORKLOAD_SETTINGS
-from dpcompare.experiments import agreement as values
-from dpcompare.experiments.agreement import Comparator, Read
+from dpcompare.experiments import sheet_values as values
+from dpcompare.experiments.agreement import Comparator
+from dpcompare.experiments.sheet_values import Read
 
 
 class Differs(Flag):

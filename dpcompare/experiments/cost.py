@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.comparison import Comparison
 
 
 def dollars_per_million_images(dollars_per_device_hour: float, num_devices: int, images_per_second: float) -> float:

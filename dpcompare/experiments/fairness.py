@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import Outcome, Values, has_one_order, workload_value
+from dpcompare.experiments.agreement import Outcome, Values, has_one_order
 from dpcompare.experiments.check_row import Differs, FairnessCheck
 from dpcompare.experiments.constancy import CONSTANTS, ArmRounds, changes_of, in_arms
 from dpcompare.experiments.environments import in_words as environment_in_words
@@ -21,6 +21,7 @@ from dpcompare.experiments.fairness_checks import (
     names_that_change,
     names_that_differ,
 )
+from dpcompare.experiments.sheet_values import workload_value
 from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dpcompare._version import major_minor
 from dpcompare.config.setting import Changes
-from dpcompare.experiments import agreement as values
 from dpcompare.experiments import environments
+from dpcompare.experiments import sheet_values as values
 from dpcompare.experiments.agreement import (
     TOLERANCES,
     Agreement,
@@ -18,11 +18,16 @@ from dpcompare.experiments.agreement import (
     in_few_steps_of_float64,
     in_float64,
     no_clock_problem,
+    no_late_step_problem,
     no_shared_gpu,
     on_cpu,
+    replicas_equal,
     same_batches,
     same_decisions,
     same_environment,
+    same_origin,
+    updated_otherwise,
+    where_evaluated_rows_differ,
 )
 from dpcompare.experiments.check_row import Differs, FairnessCheck, workload_check
 from dpcompare.experiments.observed_checks import OBSERVED
@@ -60,7 +65,7 @@ CHECKS: dict[str, FairnessCheck] = {
         differs=Differs.MODELS,
     ),
     "image size": workload_check("image_size", lambda r: r.image_size),
-    "origin of the weights": workload_check("weights", values.origin_of_weights, compare=values.same_origin),
+    "origin of the weights": workload_check("weights", values.origin_of_weights, compare=same_origin),
     "initial weights": FairnessCheck(
         lambda r: r.weights_sha256,
         Changes.FIRST_LOSS,
@@ -156,7 +161,7 @@ CHECKS: dict[str, FairnessCheck] = {
         values.evaluated_rows,
         Changes.LEARNING,
         "every evaluation must read the same pixels and labels",
-        compare=Agreement(agree=same_batches, explain=values.where_evaluated_rows_differ),
+        compare=Agreement(agree=same_batches, explain=where_evaluated_rows_differ),
         shown=values.in_one_checksum,
         depends_on=Changes.BATCHES,
     ),
@@ -190,7 +195,7 @@ CHECKS: dict[str, FairnessCheck] = {
         compare=Agreement(
             agree=ByRounding(TOLERANCES["first update norm"], least=0.0),
             applies_to=on_cpu,
-            explain=values.updated_otherwise,
+            explain=updated_otherwise,
         ),
         depends_on=UP_TO_SECOND_LOSS,
     ),
@@ -198,7 +203,7 @@ CHECKS: dict[str, FairnessCheck] = {
         values.replicas_compared,
         Changes.LEARNING,
         "all replicas must begin from the same weights and make the same updates",
-        compare=values.replicas_equal,
+        compare=replicas_equal,
     ),
     "second loss": FairnessCheck(
         values.loss_of_step(2),
@@ -249,7 +254,7 @@ CHECKS: dict[str, FairnessCheck] = {
         values.late_step,
         Changes.LEARNING,
         "another framework must make the same steps of the same state; `dpcompare verify --like RUN` finds where",
-        compare=values.no_late_step_problem,
+        compare=no_late_step_problem,
     ),
     # With which arithmetic.
     "precision": workload_check("precision", lambda r: r.precision),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dpcompare.experiments.claim_rows import GateOutcome, GateRow
 from dpcompare.experiments.collection import ArmRuns
-from dpcompare.experiments.comparison import GateOutcome, GateRow
 from dpcompare.experiments.soundness import Doubt, doubt_of
 from dpcompare.experiments.statistics import Ratio, paired_ratio
 from dpcompare.experiments.study import Arm, Study

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.claim_rows import GateRow
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.comparison import GateRow
 from dpcompare.experiments.gate import LOOKS
 from dpcompare.experiments.study import Study, is_study
 from dpcompare.experiments.study_runs import Watcher, results, run_study

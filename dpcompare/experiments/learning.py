@@ -19,8 +19,10 @@ from dpcompare.experiments.accuracy_statistics import (
     paired_difference,
     spread,
 )
+from dpcompare.experiments.arm_rows import AccuracyPoint, SpreadRow, TargetRow
 from dpcompare.experiments.chance import chance_in_words
 from dpcompare.experiments.check_row import Differs
+from dpcompare.experiments.claim_rows import Learning, LearningRow, TimeClaimRow, TimeToAccuracy
 from dpcompare.experiments.collection import (
     ANOTHER_PAIR,
     ArmRuns,
@@ -28,15 +30,6 @@ from dpcompare.experiments.collection import (
     is_pair_elsewhere,
     of_each_set,
     pairs_within,
-)
-from dpcompare.experiments.comparison import (
-    AccuracyPoint,
-    Learning,
-    LearningRow,
-    SpreadRow,
-    TargetRow,
-    TimeClaimRow,
-    TimeToAccuracy,
 )
 from dpcompare.experiments.fairness_checks import names_that_change, names_that_differ
 from dpcompare.experiments.sentences import time_headline_of

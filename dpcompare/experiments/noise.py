@@ -13,8 +13,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.claim_rows import ClaimRow
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.comparison import ClaimRow
 from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study

@@ -7,8 +7,9 @@ from typing import Any
 
 from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.config.setting import Changes
-from dpcompare.experiments.agreement import Outcome, Read, Values, as_asked, owned_variables
+from dpcompare.experiments.agreement import Outcome, Values, as_asked
 from dpcompare.experiments.check_row import FairnessCheck
+from dpcompare.experiments.sheet_values import Read, owned_variables
 from dpcompare.results.observed import Observed, OtherVariables
 from dpcompare.results.result import RunResult
 

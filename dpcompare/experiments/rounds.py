@@ -7,9 +7,10 @@ from itertools import combinations, zip_longest
 
 import numpy as np
 
+from dpcompare.experiments.arm_rows import Round, Scaling
 from dpcompare.experiments.check_row import Differs
+from dpcompare.experiments.claim_rows import ArmPredictions, PredictionAgreement, PredictionRows
 from dpcompare.experiments.collection import ArmRuns, pairs_within
-from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows, Round, Scaling
 from dpcompare.experiments.fairness_checks import names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
 from dpcompare.experiments.sheet import sheet_of_arms

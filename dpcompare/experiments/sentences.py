@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpcompare.backends.description import NOT_KNOWN
+from dpcompare.experiments.arm_rows import ArmRow, TargetRow
+from dpcompare.experiments.claim_rows import ClaimRow, RatioRow, TimeClaimRow
 from dpcompare.experiments.collection import ArmRuns
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, RatioRow, TargetRow, TimeClaimRow
 from dpcompare.experiments.statistics import UNMEASURED
 from dpcompare.models.layer_matching import matched_in_words
 from dpcompare.results.result import RunResult

@@ -13,7 +13,16 @@ from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.errors import RequestError
 from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dropout
-from dpcompare.models.layer_matching import NO_NAMES, Layer, match, matched_in_words, require_equal, shapes_of
+from dpcompare.models.layer_matching import (
+    KERAS,
+    NO_NAMES,
+    Layer,
+    listed,
+    match,
+    matched_in_words,
+    require_equal,
+    shapes_of,
+)
 from dpcompare.models.sealed import sha256_of
 from dpcompare.models.spec import ZERO_INIT
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
@@ -112,6 +121,21 @@ def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
     """How layers with other names were matched, a line for each framework and model."""
     for model, layers in {run.workload.model: run.inputs.layers for run in runs}.items():
         yield from matched_in_words(model, layers)
+
+
+def idle_dropout(run: PreparedRun) -> str | None:
+    """What is said of a run whose layers of dropout drop nothing; None of others."""
+    workload = run.workload
+    if not is_custom(workload.model) or workload.regularization == "shared" or run.framework == "tensorflow":
+        return None
+    dropping = [layer for layer in _layers(run, run.inputs.num_classes) if layer.settings.get("rate")]
+    idle = [layer for layer in dropping if run.framework == "jax" or layer.written_in == KERAS]  # torch's own draw
+    if not idle:
+        return None
+    return (
+        f"dropout of {workload.model} ({listed(idle)}) drops nothing in {run.framework} unless the host draws what it "
+        "drops: pass --regularization shared"
+    )
 
 
 def _alike(run: PreparedRun, layers: Mapping[str, Mapping[str, str]], **dropping: Any) -> PreparedRun:

@@ -23,6 +23,7 @@ from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
+from dpcompare.launch.initial_weights import idle_dropout
 from dpcompare.launch.inputs import prepare_again, prepare_inputs, remarks_on
 from dpcompare.launch.late_step import with_late_step
 from dpcompare.launch.memory import memory_remark, require_memory
@@ -98,7 +99,8 @@ def run(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         prepared = prepare_run(config, directory, data_progress)
-        for line in filter(None, (exposure(prepared), *remarks_on(prepared), memory_remark(prepared))):
+        remarks = (exposure(prepared), *remarks_on(prepared), idle_dropout(prepared), memory_remark(prepared))
+        for line in filter(None, remarks):
             (remark or callbacks.report)(line)
         try:
             with _hold(directory):

@@ -34,7 +34,8 @@ class CustomModel:
     tensorflow: Factory | None = None
     """Makes a keras.Model that takes (rows, image_size, image_size, 3)."""
     jax: Factory | None = None
-    """Makes a module of Flax NNX or Equinox, or a pair of functions.
+    """Makes a module of Flax NNX that takes (rows, image_size, image_size, 3), one of Equinox that takes one image, (3,
+    image_size, image_size), or a pair of functions.
 
     `init()` gives the tensors by the names that they have in torch, and in its layouts. `apply(tensors, images, *,
     training, axis_name)` takes (rows, image_size, image_size, 3) and gives the logits, and a dict: in training every
@@ -54,10 +55,10 @@ class CustomModel:
                 + ", ".join(f"{name}=..." for name in factories)
             )
         for name, factory in factories.items():
-            if factory is not None and not callable(factory):
+            if factory is not None and (is_built(factory) or not callable(factory)):
+                received = f"a {type(factory).__name__} that is made already" if is_built(factory) else f"{factory!r}"
                 raise RequestError(
-                    f"model: received CustomModel({name}={factory!r}), of type {type(factory).__name__}; expected "
-                    f"{EXPECTED_FACTORY}"
+                    f"model: received {received} as CustomModel({name}=...); expected {EXPECTED_FACTORY}"
                 )
 
     def build(self, framework: str, image_size: int, num_classes: int) -> FrameworkModel:
@@ -90,7 +91,7 @@ def custom_model(name: str) -> CustomModel:
             model = made if isinstance(made, CustomModel) else model
     if isinstance(model, CustomModel):
         return model
-    if not callable(model) or _is_built(model):
+    if not callable(model) or is_built(model):
         raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
     # Whichever framework it is of: the process of any other refuses what it gives.
     return CustomModel(**dict.fromkeys(_PACKAGES, model))  # type: ignore[arg-type]  # fields of those names
@@ -158,21 +159,21 @@ def require_called_with_images(module: object, name: str, expected: str, besides
         is_given = argument.name in besides or argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
         if argument.default is argument.empty and not is_given:
             raise RequestError(
-                f"model: {name!r} must be called with {argument.name}, and is called with images alone; expected "
-                f"{expected}"
+                f"model: the call of {name!r} requires the argument {argument.name}, and dpcompare passes images "
+                f"alone; expected {expected}"
             )
 
 
 def without_gradient(name: str, framework: str, tensors: Sequence[str]) -> RequestError:
     """The error for a model, some of whose tensors get no gradient: a layer has left the framework's graph."""
     return RequestError(
-        f"model: {name!r} gives no gradient of {', '.join(tensors)} in {framework}; expected layers that compute with "
-        "keras.ops alone, not with functions of another framework or NumPy, and no stop_gradient"
+        f"model: {name!r} computes no gradient for {', '.join(tensors)} in {framework}; expected layers that compute "
+        "with keras.ops alone, not with functions of another framework or NumPy, and no stop_gradient"
     )
 
 
 def tied_tensors(name: str, first: str, second: str) -> RequestError:
-    """The error for a model, one of whose tensors has these two names: each framework would count it otherwise."""
+    """The error for a model, one of whose tensors has these two names: each framework would count it differently."""
     return RequestError(
         f"model: {name!r} has one tensor under two names, {first} and {second}; expected a tensor of its own for each "
         "layer"
@@ -224,9 +225,11 @@ def _arguments(factory: object) -> dict[str, inspect.Parameter] | None:
     return {each.name: each for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
-def _is_built(model: object) -> bool:
-    """Whether it is a model itself, which each process needs one of its own of."""
-    return not isinstance(model, type) and (hasattr(model, "parameters") or hasattr(model, "trainable_variables"))
+def is_built(model: object) -> bool:
+    """Whether it is a model itself and not what makes one, which each process needs for itself."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    has_tensors = hasattr(model, "parameters") or hasattr(model, "trainable_variables")
+    return not isinstance(model, type) and (has_tensors or not packages.isdisjoint({"flax", "equinox"}))
 
 
 EXPECTED_FACTORY = (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.errors import RequestError
 from dpcompare.models.architectures import CUSTOM, MODELS
 from dpcompare.models.spec import InitialValues, Shape
 
@@ -18,8 +19,30 @@ Weights = dict[str, Value]
 INITIALIZATION = 2
 """Number of the rules by which `initial_weights` draws, so that no cached file of another one is taken for it."""
 
+KINDS = (".weight", ".bias", ".running_mean", ".running_var")
+AXES = (1, 2, 4)
+"""How the names of a custom model's tensors end, and how many axes they have."""
+
 _STANDARD_DEVIATION_WITHIN_TWO = 0.87962566103423978
 """Of a standard normal distribution truncated at -2 and 2."""
+
+
+def require_rules(model: str, shapes: Mapping[str, Shape]) -> None:
+    """Raise RequestError for tensors for which `custom_weights` has no rule.
+
+    Args:
+        model: its name, for the error.
+        shapes: of its tensors.
+    """
+    strange = [
+        f"{name} {tuple(shape)}" for name, shape in shapes.items() if not name.endswith(KINDS) or len(shape) not in AXES
+    ]
+    if strange:
+        raise RequestError(
+            f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
+            f"expected names that end in {', '.join(KINDS)}, and {', '.join(map(str, AXES))} axes, as convolutions of "
+            "images, dense layers, embeddings and normalization have"
+        )
 
 
 def custom_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:

@@ -238,7 +238,7 @@ def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[L
 def differences(
     first: Layer, second: Layer, frameworks: tuple[str, str], settings: Mapping[str, Setting]
 ) -> Iterator[str]:
-    """What two corresponding layers do otherwise, and what to write instead."""
+    """What two corresponding layers do differently, and what to write instead."""
     names = first.name if first.name == second.name else f"{first.name} / {second.name}"
     for setting, row in settings.items():
         one, two = first.settings.get(setting), second.settings.get(setting)
@@ -296,16 +296,14 @@ _SETTINGS = {
     "epsilon": Setting(
         begins="epsilon",
         shown=lambda value: f"{value:g}",
-        fix=lambda one, two: f"in Keras write BatchNormalization(epsilon={one}), or in torch BatchNorm2d(eps={two})",
-        fix_in_flax=lambda one, two: f"in Flax write nnx.BatchNorm(..., epsilon={one})",
+        fix=lambda one, two: f"in Keras write epsilon={one}, or in torch eps={two}",
+        fix_in_flax=lambda one, two: f"in Flax write epsilon={one}",
     ),
     "momentum": Setting(
         begins="momentum (part kept)",
         shown=lambda value: f"{value:g}",
-        fix=lambda one, two: (
-            f"in Keras write BatchNormalization(momentum={one}), or in torch BatchNorm2d(momentum={1 - float(two):g})"
-        ),
-        fix_in_flax=lambda one, two: f"in Flax write nnx.BatchNorm(..., momentum={one})",
+        fix=lambda one, two: f"in Keras write momentum={one}, or in torch momentum={1 - float(two):g}",
+        fix_in_flax=lambda one, two: f"in Flax write momentum={one}",
     ),
     "flattened": Setting(
         begins="flattens",

@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.errors import RequestError
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.system.python_environment import import_extra
 from dpcompare.system.terminal_text import pluralize
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.claim_rows import ClaimRow
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import UNMEASURED
 from dpcompare.results.clock import UNSTABLE

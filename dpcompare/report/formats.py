@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
+from dpcompare.experiments.arm_rows import ArmRow, SpreadRow
+from dpcompare.experiments.claim_rows import PredictionRows
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.figures import Column as FigureColumn
 from dpcompare.system.terminal_text import printable

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from xml.etree import ElementTree as Xml
 
-from dpcompare.experiments.comparison import ArmRow, Comparison, GateRow
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.claim_rows import GateRow
+from dpcompare.experiments.comparison import Comparison
 
 
 def as_junit(comparison: Comparison, conditions: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpcompare.backends.other_variables import KEY_FILE, read_key
 from dpcompare.errors import RequestError
+from dpcompare.experiments.arm_rows import ArmRow
 from dpcompare.experiments.collection import ArmRuns, Collection
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.report.charts import Plot, colour_of_arms, load_altair
 from dpcompare.report.formats import figure

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dpcompare.config.modes import MODES
-from dpcompare.experiments.comparison import ArmRow, Comparison, Round, Scaling
+from dpcompare.experiments.arm_rows import ArmRow, Round, Scaling
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.statistics import FALSE_CLAIMS, mean_speed
 from dpcompare.report import timelines
 from dpcompare.report.charts import (

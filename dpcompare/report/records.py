@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from dpcompare.config.cluster import DeviceType
-from dpcompare.experiments.comparison import ArmRow, Comparison, Round
+from dpcompare.experiments.arm_rows import ArmRow, Round
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.system.python_environment import import_extra
 from dpcompare.system.terminal_text import joined

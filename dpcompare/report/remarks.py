@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.arm_rows import ArmRow
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.system.terminal_text import pluralize
 
 MARKS: Mapping[str, tuple[str, str]] = {

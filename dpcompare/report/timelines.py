@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from dpcompare.config.modes import MODES
-from dpcompare.experiments.comparison import ArmRow
+from dpcompare.experiments.arm_rows import ArmRow
 from dpcompare.report.charts import COLOURS, Plot, load_altair
 from dpcompare.results.timeline import Phase, Timeline, TimelineError, timeline_of, traced_processes
 

@@ -112,8 +112,8 @@ class MachineLoad(BaseModel):
 
 
 LARGEST_DIFFERENCE, LEAST_DIFFERENCE_SECONDS = 0.05, 0.1
-"""Part by which a sum of seconds may lie outside the bounds that the launcher's looks set, and seconds that are never
-too many.
+"""Part by which a sum of seconds may lie outside the bounds that the launcher's looks set, and the seconds that
+are always allowed.
 
 Between the end of a step and its event losses are read, a line is written, and the process may wait for a core: on a
 busy machine for more than 5% of a run of 0.2 s."""
@@ -198,13 +198,14 @@ class ClockCheck(BaseModel):
 
 
 def check_clocks(run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
-    """The check of the process whose clock differs most from the launcher's; None where none can be checked."""
+    """The check of the process whose clock differs most from the launcher's, first of those that contradict it; None
+    where none can be checked."""
     checks = [
         _check(rank, series, watched)
         for rank, series in enumerate(processes)
         if (watched := Watched.load(run_dir, rank)) and watched.last.step <= series.num_steps
     ]
-    return max(checks, key=lambda check: check.difference, default=None)
+    return max(checks, key=lambda check: (check.contradiction is not None, check.difference), default=None)
 
 
 def _check(process_rank: int, series: ProcessSeries, watched: Watched) -> ClockCheck:

@@ -26,6 +26,7 @@ def in_torch(num_classes):
             self.channels = nn.Dropout2d(0.25)
             self.hidden = nn.Linear(12, 16)
             self.features = nn.Dropout(0.5)
+            self.spread = nn.BatchNorm1d(16, affine=False)
             self.layer_norm = nn.LayerNorm(16, eps=1e-6)
             self.classifier = nn.Linear(16, num_classes)
             self.shifts = nn.Embedding(3, 16)
@@ -36,7 +37,7 @@ def in_torch(num_classes):
             x = self.channels(self.norm(self.stem(images)).relu())
             for convolution in self.deep:
                 x = convolution(x).relu()
-            x = self.features(self.hidden(x.mean((2, 3))).relu())
+            x = self.spread(self.features(self.hidden(x.mean((2, 3))).relu()))
             return self.classifier(self.layer_norm(x) + self.shifts(torch.tensor([0, 2])).sum(0))
 
     return Net()
@@ -56,6 +57,7 @@ def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
             self.channels = nnx.Dropout(0.25, broadcast_dims=(1, 2), rngs=rngs)
             self.hidden = nnx.Linear(12, 16, rngs=rngs)
             self.features = nnx.Dropout(0.5)
+            self.spread = nnx.BatchNorm(16, momentum=0.9, use_bias=False, use_scale=False, rngs=rngs)
             self.layer_norm = nnx.LayerNorm(16, rngs=rngs)
             self.classifier = nnx.Linear(16, num_classes, rngs=rngs)
             self.shifts = nnx.Embed(3, 16, rngs=rngs)
@@ -64,7 +66,7 @@ def in_flax(num_classes, epsilon=1e-5, stem_padding=1):
             x = self.channels(nnx.relu(self.norm(self.stem(images))))
             for convolution in self.deep:
                 x = nnx.relu(convolution(x))
-            x = self.features(nnx.relu(self.hidden(x.mean((1, 2)))), rngs=rngs)
+            x = self.spread(self.features(nnx.relu(self.hidden(x.mean((1, 2)))), rngs=rngs))
             return self.classifier(self.layer_norm(x) + self.shifts(jnp.array([0, 2])).sum(0))
 
     return Net(nnx.Rngs(0))
@@ -163,7 +165,7 @@ def test_another_epsilon_is_named_before_the_first_run(elsewhere):
     arms = ["torch:single", "jax:single", "--model", "nets:other_epsilon", "--image-size", "17", "--out", "study"]
     refused = invoke("compare", *arms, "--regularization", "shared", "--dataset", "synthetic-mini", "--steps", "8")
     assert refused.code == 2
-    found = "norm: epsilon 1e-05 in torch, 0.001 in jax; in Flax write nnx.BatchNorm(..., epsilon=1e-05)"
+    found = "norm: epsilon 1e-05 in torch, 0.001 in jax; in Flax write epsilon=1e-05"
     assert found in " ".join(refused.stderr.split())
     assert not (elsewhere / "study").exists()
 
@@ -171,6 +173,7 @@ def test_another_epsilon_is_named_before_the_first_run(elsewhere):
 MODULES = """
 import equinox as eqx
 import jax
+import numpy as np
 from flax import linen, nnx
 
 class Tied(nnx.Module):
@@ -212,6 +215,27 @@ class Precise(nnx.Module):
     def __init__(self, num_classes):
         self.first = nnx.Linear(48, num_classes, precision="highest", rngs=nnx.Rngs(0))
 
+class TypedNorm(nnx.Module):
+    def __init__(self, num_classes):
+        self.norm = nnx.LayerNorm(48, dtype=jax.numpy.bfloat16, rngs=nnx.Rngs(0))
+
+class TypedTensors(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, param_dtype=jax.numpy.bfloat16, rngs=nnx.Rngs(0))
+
+class Frozen(nnx.Module):
+    def __init__(self, num_classes):
+        self.first = nnx.Linear(48, num_classes, rngs=nnx.Rngs(0))
+        self.first.kernel = nnx.Variable(self.first.kernel[...])
+
+class Halved(nnx.Dropout):
+    def __call__(self, features):
+        return super().__call__(features) / 2
+
+class Scaled(nnx.Module):
+    def __init__(self, num_classes):
+        self.drop = Halved(0.5)
+
 class Within(nnx.Module):
     def __init__(self, num_classes):
         self.block = Told(num_classes)
@@ -232,6 +256,38 @@ class Flat(nnx.Module):
 
     def __call__(self, images):
         return self.first(images.reshape(len(images), -1))
+
+class Forced(Flat):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.drop = nnx.Dropout(0.5)
+
+    def __call__(self, images):
+        return self.drop(super().__call__(images), deterministic=False)
+
+class Switched(Flat):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.training = True
+
+class Stale(Flat):
+    follows = True
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.norm = nnx.BatchNorm(num_classes, rngs=nnx.Rngs(0))
+
+    def __call__(self, images):
+        return self.norm(super().__call__(images), use_running_average=self.follows)
+
+class Fresh(Stale):
+    follows = False
+
+def alone(num_classes):
+    return (
+        lambda: {"first.weight": np.ones((num_classes, 48), np.float32)},
+        lambda tensors, images, training, axis_name: images.reshape(len(images), -1) @ tensors["first.weight"].T,
+    )
 
 class Told(Flat):
     def __call__(self, images, train=True):
@@ -300,14 +356,23 @@ class Twice(eqx.Module):
 
 REFUSED = {
     "Tied": "has one tensor under two names, second.kernel and third.kernel; expected a tensor of its",
-    "Other": "has the tensor first.kernel of LinearGeneral, which has no name in torch here; expected layers of",
+    "Other": "has first.kernel of a LinearGeneral, a layer that dpcompare does not know; expected layers of",
     "Odd": "has the dropout drop with broadcast_dims=(1,); expected none, or (1, 2), which drops whole channels",
     "Noisy": "'nets:Noisy' draws random numbers (rngs.noise) when it is called; expected layers of nnx.Dropout",
     "Hidden": "has tensors outside its layers: layers.first.bias, layers.first.kernel; expected layers as",
     "Drawing": "and random numbers in nnx.Dropout alone",
-    "Typed": "has a Linear with dtype=bfloat16; expected None, since --precision and",
-    "Precise": "has a Linear with precision=highest; expected None, since",
-    "Deaf": "must be called with mask, and is called with images alone; expected a default, or a module without it",
+    "Typed": "has a Linear with dtype=bfloat16; expected the default, since --precision and",
+    "Precise": "has a Linear with precision=highest; expected the default, since",
+    "TypedNorm": "has a LayerNorm with dtype=bfloat16; expected the default, since",
+    "TypedTensors": "has a Linear with param_dtype=bfloat16; expected the default, since",
+    "Frozen": "has first.kernel as an nnx.Variable; expected an nnx.Param, since every tensor of a model is trained",
+    "Scaled": "has the dropout drop of its own class Halved; expected nnx.Dropout, without changes",
+    "Forced": "model: the dropout drop is called with deterministic=False, so that it would drop in evaluation too; ",
+    "Switched": "Switched has the attribute training, which train() and eval() do not set; expected none, since",
+    "Stale": "the running statistic norm.running_mean stays as it is in training; expected BatchNorm that is always",
+    "Fresh": "the running statistic norm.running_mean changes in evaluation; expected BatchNorm that is always",
+    "alone": "apply of 'nets:alone' gives an array of shape (2, 4) in jax; expected the pair (logits, dict of new",
+    "Deaf": "requires the argument mask, and dpcompare passes images alone; expected a default, or a module without it",
     "Told": "Told takes the argument train when it is called; expected no such argument, or None as its default, since",
     "Within": "Told takes the argument train when it is called; expected no such argument, or None as its default",
     "Branching": "cannot be compiled by JAX (Attempted boolean conversion of traced array",
@@ -318,7 +383,7 @@ REFUSED = {
     "Linen": "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox",
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
-    "Keyed": "must be called with key, and is called with images alone; expected the default None, since layers of",
+    "Keyed": "requires the argument key, and dpcompare passes images alone; expected the default None, since layers of",
     "Backwards": "has a ConvTranspose2d, whose layout is not known here; expected Linear, Conv2d, LayerNorm",
     "chained": "Layer(name='layers.1.layers.0', tensors={'weight': (4, 48), 'bias': (4,)}",  # it is taken
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",
@@ -354,10 +419,10 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "products"), [("same", 5), ("of_equinox", 3)])
-def test_in_bfloat16_norms_alone_stay_in_float32(elsewhere, model, products):
+@pytest.mark.parametrize(("model", "products", "norms"), [("same", 5, 3), ("of_equinox", 3, 2)])
+def test_in_bfloat16_norms_alone_stay_in_float32(elsewhere, model, products, norms):
     (elsewhere / "nets.py").write_text(NETS)
     done = subprocess.run([sys.executable, "-c", NARROW, model], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     # Those of BatchNorm by its running variance or of GroupNorm, and of LayerNorm.
-    assert json.loads(done.stdout) == {"products": ["bfloat16"] * products, "deviations": ["float32"] * 2}
+    assert json.loads(done.stdout) == {"products": ["bfloat16"] * products, "deviations": ["float32"] * norms}

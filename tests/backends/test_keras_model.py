@@ -355,7 +355,7 @@ no_logits = lambda num_classes: keras.Sequential([keras.Input((4, 4, 3)), layers
 """
 
 OF_GRAPHS = {
-    "stopped": "gives no gradient of dense_1.weight, dense_1.bias, before.weight, before.bias in {framework}; expected"
+    "stopped": "computes no gradient for dense_1.weight, dense_1.bias, before.weight, before.bias in {framework}; "
 }
 IN_ALL = {
     "regularized": "held/kernel has a regularizer or a constraint, which dpcompare's steps would ignore",
@@ -368,6 +368,8 @@ IN_ALL = {
     "tied": "has one tensor under two names, one.weight and tied.weight; expected a tensor of its own",
     "typed": "has the layer wide with a dtype of its own, float64, where the run has float32; expected layers without",
     "of_own_policy": "with a dtype of its own, mixed_float16, where the run has float32; expected layers",
+    "frozen": "has the layer still with trainable=False; expected layers that are trained",
+    "normalization": "has the tensor normalization.mean, which is not trained; expected no others than BatchNorm's",
     "transposed": "has the kernel of up (Conv2DTranspose), whose layout is not known here; expected kernels of",
     "own_kernel": "has the kernel of own (Kernel), whose layout is not known here; expected kernels of DepthwiseConv2D",
     "composed": "has layers inside its layer composed (Composed); expected layers that contain no others: instead of",
@@ -376,10 +378,8 @@ IN_ALL = {
     "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
 }
 NOT_AS_A_FUNCTION = {
-    "frozen": "has the layer still with trainable=False; expected layers that are trained",
     "own_dropout": "has the layer own_dropout of its own class OwnDropout; expected Keras's class, without changes",
     "own_norm": "has the layer own_norm of its own class OwnNorm; expected Keras's class, without changes",
-    "normalization": "has the tensor normalization.mean, which is not trained; expected no others than BatchNorm's",
     "noisy": "draws random numbers in gaussian_noise (GaussianNoise); expected layers of Dropout alone to do so",
 }
 OF_TRACES = {"by_numpy": "cannot be compiled by JAX (The numpy.ndarray conversion method __array__() was called on"}
@@ -387,7 +387,7 @@ OF_TORCH = {
     "unseeded": "draws random numbers in training outside its layers of dropout; expected keras.layers.Dropout",
     "taken": "the layer training has a name that torch's modules use themselves; expected another name, or",
     "renamed": "Layer(name='fine', tensors={{'weight': (3, 3), 'bias': (3,)}}",  # it is taken
-    "on_the_host": "gives no gradient of dense_1.weight, dense_1.bias in torch; expected layers that compute with",
+    "on_the_host": "computes no gradient for dense_1.weight, dense_1.bias in torch; expected layers that compute with",
 }
 
 

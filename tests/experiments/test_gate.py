@@ -6,8 +6,8 @@ import pytest
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments import gate_runs
 from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.claim_rows import GateRow
 from dpcompare.experiments.collection import Collection
-from dpcompare.experiments.comparison import GateRow
 from dpcompare.experiments.gate import LOOKS, gate_row, gate_study
 from dpcompare.experiments.gate_runs import is_decided, run_gate
 from dpcompare.experiments.study import Arm, Study

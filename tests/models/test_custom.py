@@ -20,6 +20,7 @@ from dpcompare.models.initial_weights import custom_weights
 from dpcompare.results.result import RunResult
 from dpcompare.system.python_environment import is_custom
 from tests.support.command import invoke
+from tests.support.custom import said_of
 from tests.support.marks import KERAS
 from tests.support.studies import counted_runs
 
@@ -156,7 +157,7 @@ def test_what_is_no_model_is_named(elsewhere):
     assert custom_model("mine:late") is custom_model("mine:net")
     with pytest.raises(RequestError, match="without a factory for torch"):
         CustomModel(jax=print).build("torch", 32, 10)
-    with pytest.raises(RequestError, match=r"received CustomModel\(torch=3\), of type int; expected a class or a fun"):
+    with pytest.raises(RequestError, match=r"received 3 as CustomModel\(torch=\.\.\.\); expected a class or a fun"):
         CustomModel(torch=3)
 
 
@@ -235,7 +236,7 @@ wrong = CustomModel(torch=lambda image_size, num_classes: "a model")
 def scaled(image_size, num_classes):
     import torch
     module = torch_model(image_size, num_classes - 1)
-    module.register_buffer("scale", torch.ones(3))
+    module.register_parameter("scale", torch.nn.Parameter(torch.ones(3)))
     return module
 strange = CustomModel(torch=scaled)
 def untracked_norm(image_size, num_classes):
@@ -265,13 +266,13 @@ def wide(num_classes, width):
     [
         ("mine:net", r"'mine:net' gives (2, 5) for 2 images in torch; expected logits (2, 4)"),
         ("mine:wrong", "the torch factory of 'mine:wrong' gave 'a model', of type str; expected a torch.nn.Module"),
-        ("mine:untracked", "BatchNorm '0' of 'mine:untracked' was made with track_running_stats=False or momentum"),
+        ("mine:untracked", "'mine:untracked' made its BatchNorm '0' with track_running_stats=False or momentum"),
         ("mine:gone", "'mine:gone' cannot be imported"),
         ("mine:probable", "'mine:probable' gives probabilities in torch"),
         ("mine:tied", "one tensor under two names, 2.weight and 3.weight"),
         ("mine:failing", "'mine:failing' failed in torch (OSError: no disk)"),
         ("mine:wide", "'wide' takes the arguments num_classes, width; expected"),
-        ("mine:strange", "no rule of initial values: scale; expected"),
+        ("mine:strange", "no rule of initial values: scale (3,); expected names that end in .weight, .bias,"),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused_at_once(elsewhere, model, says):
@@ -282,6 +283,69 @@ def test_a_model_that_gives_something_else_is_refused_at_once(elsewhere, model, 
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
     assert not (elsewhere / "run").exists()
+
+
+NOT_AS_WRITTEN = """
+import torch
+from torch import nn
+
+def of(*layers):
+    return lambda num_classes: nn.Sequential(nn.Flatten(), *layers, nn.Linear(48, num_classes))
+
+class Rectified(nn.BatchNorm1d):
+    def forward(self, features):
+        return super().forward(features).relu()
+
+class Blurred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(3, 1, 3, 3))
+
+    def forward(self, features):
+        return features
+
+class Apart(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head, self.norm = of()(num_classes), nn.BatchNorm1d(num_classes)
+
+    def forward(self, images):
+        logits = self.head(images)
+        return self.norm(logits) if self.training else logits
+
+parametric = of(nn.PReLU())
+backwards = lambda num_classes: nn.Sequential(nn.ConvTranspose2d(3, 3, 1), of()(num_classes))
+frozen = of(nn.Linear(48, 48).requires_grad_(False))
+blurred = of(Blurred())
+rectified = of(Rectified(48))
+untracked = of(nn.BatchNorm1d(48, track_running_stats=False))
+class Held(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = of(nn.BatchNorm1d(48, affine=False), nn.LayerNorm(48))(num_classes)
+        self.register_buffer("place", torch.ones(1), persistent=False)
+
+    def forward(self, images):
+        return self.head(images)
+"""
+NOT_AS_WRITTEN_SAYS = {
+    "parametric": "has the layer '1' of the class PReLU, for whose tensors there is no rule of initial values; ",
+    "backwards": "has the layer '0' of the class ConvTranspose2d, for whose tensors there is no rule of initial values",
+    "frozen": "has the parameter 1.weight with requires_grad=False; expected parameters that are trained",
+    "blurred": "has the buffer 1.weight, whose values would be drawn as if it were a weight; expected no buffers but",
+    "rectified": "has the BatchNorm '1' of the class Rectified, which has a forward of its own, so that --batchnorm",
+    "untracked": "made its BatchNorm '1' with track_running_stats=False or momentum=None; expected running statistics",
+    "Apart": "BatchNorm 'norm' of 'nets:Apart' is not called in evaluation; expected a model that calls it there too",
+    "Held": "name='head.2', tensors={'weight': (48,), 'bias': (48,)}, settings={'epsilon': 1e-05}",  # it is taken
+}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_modules_of_torch_that_would_train_as_others_are_refused(elsewhere):
+    (elsewhere / "nets.py").write_text(NOT_AS_WRITTEN)
+    said = said_of("torch", NOT_AS_WRITTEN_SAYS)
+    assert {name: words for name, words in NOT_AS_WRITTEN_SAYS.items() if words not in said[name]} == {}, said
 
 
 STRANGE = """

@@ -118,14 +118,14 @@ def test_same_pads_after_the_features_where_the_padding_is_odd():
         (
             {"epsilon": 1e-5, "momentum": 0.9},
             {"epsilon": 1e-3, "momentum": 0.9},
-            "  0 / conv: epsilon 1e-05 in torch, 0.001 in tensorflow; in Keras write BatchNormalization(epsilon="
-            "1e-05), or in torch BatchNorm2d(eps=0.001)",
+            "  0 / conv: epsilon 1e-05 in torch, 0.001 in tensorflow; in Keras write epsilon=1e-05, or in "
+            "torch eps=0.001",
         ),
         (
             {"momentum": 0.9},
             {"momentum": 0.99},
             "  0 / conv: momentum (part kept) 0.9 in torch, 0.99 in tensorflow; in Keras write "
-            "BatchNormalization(momentum=0.9), or in torch BatchNorm2d(momentum=0.01)",
+            "momentum=0.9, or in torch momentum=0.01",
         ),
         (window((32, 32), EVEN, 1), window((32, 32), EVEN, 2), "  0 / conv: stride 1 in torch, 2 in tensorflow; in "
             "Keras write strides=1"),

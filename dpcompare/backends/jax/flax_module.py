@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax import numpy as jnp
 
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
@@ -44,6 +45,8 @@ MODE_ARGUMENTS = (
     *("eval", "evaluate", "evaluating", "inference", "test", "testing"),
 )
 """Arguments of a call that say whether a module is trained, and that overrule what `train()` and `eval()` have set."""
+MODE_ATTRIBUTES = tuple(name for name in MODE_ARGUMENTS if name not in ("deterministic", "use_running_average"))
+"""Attributes that say the same, and that `train()` and `eval()` do not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +73,14 @@ class SharedDropout(nnx.Module):
         self.whole_channels = tuple(dropout.broadcast_dims) == SPATIAL
         self.drop: Drop | None = None
 
-    def __call__(self, features: jax.Array, **_: Any) -> jax.Array:
-        """The features; what else a caller gives, such as `rngs`, is not needed."""
-        if self.drop is None:
+    def __call__(self, features: jax.Array, *, deterministic: bool | None = None, rngs: Any = None) -> jax.Array:
+        """The features, a part of them dropped unless a caller asks for none; `rngs` is not needed."""
+        if deterministic is False:
+            raise RequestError(
+                f"model: the dropout {self.name} is called with deterministic=False, so that it would drop in "
+                "evaluation too; expected no such argument, or None"
+            )
+        if self.drop is None or deterministic:
             return features
         draws = {"draws": features.shape[-1]} if self.whole_channels else {}
         return self.drop(self.name, features, self.rate, **draws)
@@ -120,11 +128,14 @@ class FlaxModel:
         self._replace_dropouts(module)
         self._tensors = list(self._named(module))
         self.settings = {
-            _joined(path): {"epsilon": norm.epsilon, "momentum": norm.momentum}
+            _joined(path): {
+                "epsilon": norm.epsilon,
+                **({"momentum": norm.momentum} if isinstance(norm, nnx.BatchNorm) else {}),
+            }
             for path, norm in _modules(module)
-            if isinstance(norm, nnx.BatchNorm)
+            if isinstance(norm, NORMS)
         }
-        """BatchNorm -> what must be the same in other frameworks."""
+        """Layer that normalises -> what must be the same in other frameworks."""
         self.norms = frozenset(_joined(path) for path, owner in _modules(module) if isinstance(owner, NORMS))
         for _, owner in _modules(module):
             self._refuse_mode_arguments(owner)
@@ -174,13 +185,31 @@ class FlaxModel:
         set_mode: Callable[[], None] = module.train if training else module.eval
         set_mode()
         logits = module(images, rngs=NoRandomNumbers(self._name)) if self._asks_for_rngs else module(images)
-        moved = [tensor for tensor in self._tensors if training and is_statistic(tensor.name)]  # of one axis
-        return logits, {tensor.name: getattr(_at(module, tensor.owner), tensor.variable)[...] for tensor in moved}
+        statistics = {}  # of one axis
+        for tensor, place in zip(self._tensors, self._places, strict=True):
+            if is_statistic(tensor.name):
+                statistics[tensor.name] = getattr(_at(module, tensor.owner), tensor.variable)[...]
+                self._require_mode(tensor.name, is_new=statistics[tensor.name] is not values[place], training=training)
+        return logits, statistics if training else {}
+
+    def _require_mode(self, statistic: str, *, is_new: bool, training: bool) -> None:
+        """Raise RequestError unless a running statistic is new in training, and in training alone."""
+        if is_new != training:
+            what = "stays as it is in training" if training else "changes in evaluation"
+            raise RequestError(
+                f"model: {self._name!r}: the running statistic {statistic} {what}; expected BatchNorm that is always "
+                "called, and without use_running_average: it follows train() and eval(), which dpcompare calls"
+            )
 
     def _refuse_mode_arguments(self, owner: nnx.Module) -> None:
-        """Raise RequestError for an argument whose default would overrule `train()` and `eval()`."""
+        """Raise RequestError for an attribute, or an argument's default, that would overrule `train()` and `eval()`."""
         if type(owner).__module__.startswith("flax."):
             return
+        if of_mode := [each for each in MODE_ATTRIBUTES if isinstance(vars(owner).get(each), bool)]:
+            raise RequestError(
+                f"model: {self._name!r}: {type(owner).__name__} has the attribute {of_mode[0]}, which train() and "
+                "eval() do not set; expected none, since nnx.BatchNorm and nnx.Dropout follow these by themselves"
+            )
         arguments = inspect.signature(type(owner).__call__).parameters
         # By None, Flax's layers follow `train()` and `eval()`.
         if of_mode := [each for each in MODE_ARGUMENTS if each in arguments and arguments[each].default is not None]:
@@ -192,14 +221,16 @@ class FlaxModel:
 
     def _refuse_own_types(self, owner: nnx.Module) -> None:
         """Raise RequestError for a layer that would compute in another type than the run."""
-        if isinstance(owner, TYPED) or not isinstance(owner, tuple(RULES)):
+        if not isinstance(owner, tuple(RULES)):
             return
-        for setting in ("dtype", "precision"):
-            if (found := getattr(owner, setting)) is not None:
+        # nnx.Embed takes that of its parameters where it is given none.
+        as_made = {"dtype": (None, owner.param_dtype) if isinstance(owner, nnx.Embed) else (None,)}
+        for setting, expected in ({"precision": (None,), "param_dtype": (jnp.float32,)} | as_made).items():
+            if (found := getattr(owner, setting, expected[0])) not in expected:
                 named = getattr(found, "__name__", found)
                 raise RequestError(
-                    f"model: {self._name!r} has a {type(owner).__name__} with {setting}={named}; expected None, since "
-                    "--precision and --tune tf32=... say how a run computes"
+                    f"model: {self._name!r} has a {type(owner).__name__} with {setting}={named}; expected the default, "
+                    "since --precision and --tune tf32=... say how a run computes"
                 )
 
     def _named(self, module: nnx.Module) -> Iterator[Tensor]:
@@ -218,8 +249,13 @@ class FlaxModel:
                     axes = AXES.get(len(axes), ())
                 if variable not in rule or not (axes or value[...].ndim == 0):
                     raise RequestError(
-                        f"model: {self._name!r} has the tensor {name} of {type(owner).__name__}, which has no name in "
-                        f"torch here; expected layers of {', '.join(kind.__name__ for kind in RULES)} (Conv: of images)"
+                        f"model: {self._name!r} has {name} of a {type(owner).__name__}, a layer that dpcompare does "
+                        f"not know; expected layers of {', '.join(kind.__name__ for kind in RULES)} (Conv: of images)"
+                    )
+                if not isinstance(value, nnx.BatchStat if is_statistic(f".{rule[variable]}") else nnx.Param):
+                    raise RequestError(
+                        f"model: {self._name!r} has {name} as an nnx.{type(value).__name__}; expected an nnx.Param, "
+                        "since every tensor of a model is trained"
                     )
                 yield Tensor(name=_joined((*path, rule[variable])), owner=path, variable=variable, axes=axes)
 
@@ -227,6 +263,11 @@ class FlaxModel:
         for path, owner in list(_modules(module)):
             if not isinstance(owner, nnx.Dropout):
                 continue
+            if type(owner) is not nnx.Dropout:
+                raise RequestError(
+                    f"model: {self._name!r} has the dropout {_joined(path)} of its own class {type(owner).__name__}; "
+                    "expected nnx.Dropout, without changes"
+                )
             if tuple(owner.broadcast_dims) not in ((), SPATIAL):
                 raise RequestError(
                     f"model: {self._name!r} has the dropout {_joined(path)} with broadcast_dims="

@@ -198,7 +198,7 @@ def _pair_of_keras(model: Any, name: str) -> Pair:
 
 
 def _custom(name: str, image_size: int, num_classes: int, drop_columns: Mapping[str, slice], precision: str) -> Model:
-    """A custom model, whose tensors have the names of their twins in torch."""
+    """A custom model, whose tensors have the names that its own layers have."""
     custom = custom_model(name)
     made = _made(custom, image_size, num_classes, precision)
     if is_keras(made):
@@ -326,7 +326,14 @@ def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[di
     drop = Dropping()
 
     def computed(tensors: Tensors, images: jax.Array, *, training: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits, made = pair.apply(tensors, images, training=training, axis_name=None, drop=drop)
+        given = pair.apply(tensors, images, training=training, axis_name=None, drop=drop)
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+            shape = f"an array of shape {given.shape}" if hasattr(given, "shape") else f"a {type(given).__name__}"
+            raise RequestError(
+                f"model: apply of {name!r} gives {shape} in jax; expected the pair (logits, dict of new statistics and "
+                "features)"
+            )
+        logits, made = given
         if logits.shape != (2, num_classes):
             raise RequestError(
                 f"model: {name!r} gives {logits.shape} for 2 images in jax; expected logits (2, {num_classes})"

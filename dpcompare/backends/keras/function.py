@@ -18,7 +18,6 @@ from dpcompare.backends.keras.model import (
 )
 from dpcompare.errors import RequestError
 from dpcompare.models.layer_matching import Layer
-from dpcompare.models.state import is_statistic
 from dpcompare.system.type_names import Array, FrameworkArray
 
 Drop = Callable[..., FrameworkArray]
@@ -55,7 +54,7 @@ class Computed(NamedTuple):
 class KerasFunction:
     """What a model computes from tensors with the neutral names and layouts.
 
-    BatchNorm and dropout become layers that replicas share: Keras itself knows neither in torch or in JAX.
+    BatchNorm and dropout become layers that replicas share: Keras shares neither between replicas in torch or JAX.
     """
 
     def __init__(self, model: keras.Model, name: str) -> None:
@@ -178,11 +177,6 @@ def _problems(model: keras.Model) -> Iterator[str]:
             yield f"has the layer {layer.name} of its own class {kind}; expected Keras's class, without changes"
         elif len(layer.variables) > len(layer.weights) and not isinstance(layer, keras.layers.Dropout):
             yield f"draws random numbers in {layer.name} ({kind}); expected layers of Dropout alone to do so"
-        elif not layer.trainable and layer.weights:
-            yield f"has the layer {layer.name} with trainable=False; expected layers that are trained"
-    for mapped in mapped_variables(model):
-        if not (mapped.variable.trainable or is_statistic(mapped.name)):
-            yield f"has the tensor {mapped.name}, which is not trained; expected no others than BatchNorm's statistics"
 
 
 class SharedDropout(keras.layers.Layer):

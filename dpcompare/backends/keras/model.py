@@ -27,6 +27,7 @@ from dpcompare.models.layer_matching import (
 )
 from dpcompare.models.layers.in_tensorflow import OwnTensor
 from dpcompare.models.spec import Shape, channels_first, shape_of_draws
+from dpcompare.models.state import is_statistic
 from dpcompare.system.type_names import Array, FrameworkArray
 
 
@@ -43,8 +44,8 @@ def with_neutral_names(
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
-        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others or has a dtype of
-            its own, or it changes what it computes, the loss or the step.
+        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others, has a dtype of its
+            own or is not trained, or it changes what it computes, the loss or the step.
     """
     if not isinstance(model, keras.Model):
         raise refuse_made(name, framework, model, "a keras.Model of Keras 3")
@@ -68,6 +69,7 @@ def with_neutral_names(
         weighted = [layer.name for layer in model.layers if layer.weights]
         neutral = dict(zip(weighted, names.values(), strict=True))
     model.neutral_layer_name = lambda layer: neutral.get(layer, layer)
+    _refuse_untrained(model, name)
     return model
 
 
@@ -161,6 +163,21 @@ def _refuse_other_types(model: keras.Model, name: str) -> None:
             )
 
 
+def _refuse_untrained(model: keras.Model, name: str) -> None:
+    """Raise RequestError for a tensor that keeps its value, which would be one that is drawn."""
+    for layer in model.layers:
+        if layer.weights and not layer.trainable:
+            raise RequestError(
+                f"model: {name!r} has the layer {layer.name} with trainable=False; expected layers that are trained"
+            )
+    for mapped in mapped_variables(model):
+        if not (mapped.variable.trainable or is_statistic(mapped.name)):
+            raise RequestError(
+                f"model: {name!r} has the tensor {mapped.name}, which is not trained; expected no others than "
+                "BatchNorm's statistics"
+            )
+
+
 def _refuse_own_terms(model: keras.Model, name: str) -> None:
     """Raise RequestError for what a model adds to the loss, or changes in a step: Keras's `fit` alone would obey it."""
     own = [each.path for each in model.trainable_variables if each.regularizer or each.constraint]
@@ -193,6 +210,8 @@ def settings_of(layer: keras.layers.Layer, model: keras.Model) -> dict[str, Any]
     """What `dpcompare.models.layer_matching` compares of a layer of a model that is Keras's own."""
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"epsilon": layer.epsilon, "momentum": layer.momentum}
+    if isinstance(layer, keras.layers.LayerNormalization | keras.layers.GroupNormalization):
+        return {"epsilon": layer.epsilon}
     if isinstance(layer, keras.layers.Dropout):
         features = channels_first(layer.input.shape[1:])
         calls = sum(node.operation is layer for node in _nodes(model))

@@ -92,7 +92,7 @@ def _positions(model: nn.Module, norms: Mapping[str, nn.Module], image: torch.Te
 
 
 def _running_variance(norm: BatchNorm) -> torch.Tensor:
-    assert norm.running_var is not None  # `custom_shapes` refuses others
+    assert norm.running_var is not None  # `custom_layers` refuses others
     return norm.running_var
 
 
@@ -128,7 +128,7 @@ class GlobalBatchNorm(nn.Module):
         self._num_replicas = num_replicas
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        x = features.to(self.weight.dtype)  # under autocast, features may be bfloat16
+        x = features.to(self.running_mean.dtype)  # under autocast, features may be bfloat16
         if self.training:
             mean, variance = self._moments(x)
             with torch.no_grad():
@@ -136,12 +136,16 @@ class GlobalBatchNorm(nn.Module):
                 self.running_var.lerp_(variance, self._momentum)
         else:
             mean, variance = self.running_mean, self.running_var
-        scale = self.weight * torch.rsqrt(variance + self._epsilon)
-        shift = self.bias - mean * scale
-        return self.act((x * scale[:, None, None] + shift[:, None, None]).to(features.dtype))
+        scale = torch.rsqrt(variance + self._epsilon)
+        if self.weight is not None:  # it is with affine=False
+            scale = self.weight * scale
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        of_channels = (-1, *[1] * (x.dim() - 2))
+        return self.act((x * scale.view(of_channels) + shift.view(of_channels)).to(features.dtype))
 
     def _moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        sums = torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))])
+        axes = (0, *range(2, x.dim()))
+        sums = torch.cat([x.sum(axes), (x * x).sum(axes)])
         mean, mean_of_squares = (self._all_reduce_sum(sums) / (x.numel() // x.shape[1] * self._num_replicas)).chunk(2)
         return mean, mean_of_squares - mean * mean
 

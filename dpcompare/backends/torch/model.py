@@ -22,8 +22,12 @@ from dpcompare.models.spec import IMAGE_CHANNELS, IMAGE_DIMENSIONS, NO_COLUMNS, 
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import Array
 
-BatchNorm: TypeAlias = nn.BatchNorm2d | nn.SyncBatchNorm
+BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm
 """torch's own kinds."""
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, nn.RMSNorm)
+KNOWN = (nn.Conv2d, nn.Linear, nn.Embedding, *BATCH_NORMS, *OTHER_NORMS)
+"""Modules of torch with tensors for which there is a rule of initial values."""
 
 
 def build_model(workload: Workload, num_classes: int, drop_columns: Mapping[str, slice] = NO_COLUMNS) -> nn.Module:
@@ -70,8 +74,8 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
     """The layers of a custom model in the order in which they compute, which is tried on two images.
 
     Raises:
-        RequestError: it is not a torch model, gives something else than logits, or has a BatchNorm without the running
-            statistics that all frameworks share.
+        RequestError: it is not a torch model, gives something else than logits, has tensors that no other framework
+            would have or that are not trained, or a BatchNorm that does not compute what those of all frameworks do.
     """
     custom = custom_model(name)
     model = made_with("torch", "float32", image_size, lambda: custom.build("torch", image_size, num_classes))
@@ -86,21 +90,16 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         return layers
     if not isinstance(model, nn.Module):
         raise refuse_made(name, "torch", model, "a torch.nn.Module or a keras.Model of Keras 3")
-    _require_logits(name, model.eval(), image_size, num_classes)
-    settings: dict[str, dict[str, Any]] = {}  # of the layers that training calls, in the order of their first calls
-    hooks = [
-        layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
-        for layer_name, layer in model.named_modules()
-    ]
-    _require_logits(name, model.train(), image_size, num_classes)
-    for hook in hooks:
-        hook.remove()
-    for layer_name, norm in batch_norms(model).items():
-        if norm.running_var is None or norm.momentum is None:
-            raise RequestError(
-                f"model: BatchNorm {layer_name!r} of {name!r} was made with track_running_stats=False or "
-                "momentum=None; expected running statistics with a momentum, as the other frameworks keep them"
-            )
+    for problem in _problems(model):
+        raise RequestError(f"model: {name!r} {problem}")
+    evaluated, settings = (
+        _settings_of_calls(name, model.train(mode), image_size, num_classes) for mode in (False, True)
+    )
+    if uncalled := batch_norms(model).keys() - evaluated.keys():
+        raise RequestError(
+            f"model: BatchNorm {min(uncalled)!r} of {name!r} is not called in evaluation; expected a model that calls "
+            "it there too, or does not have it"
+        )
     names: dict[int, str] = {}
     for key, parameter in model.named_parameters(remove_duplicate=False):
         if (first := names.setdefault(id(parameter), key)) != key:
@@ -120,6 +119,53 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
         if settings.get(layer_name) or layer_name in tensors
     ]
     return [*layers, *randomness(_logits_without_dropout(model, [layer.name for layer in layers], image_size))]
+
+
+def _problems(model: nn.Module) -> Iterator[str]:
+    """What a model has that would not train as it is written, with what is expected."""
+    for layer_name, norm in batch_norms(model).items():
+        kind = type(norm)
+        if norm.running_var is None or norm.momentum is None:
+            yield (
+                f"made its BatchNorm {layer_name!r} with track_running_stats=False or momentum=None; expected running "
+                "statistics with a momentum, as the other frameworks keep them"
+            )
+        is_of_timm = kind.__module__.startswith("timm.")  # whose activation behind it is taken along
+        if kind.forward not in {each.forward for each in BATCH_NORMS} and not is_of_timm:
+            yield (
+                f"has the BatchNorm {layer_name!r} of the class {kind.__name__}, which has a forward of its own, so "
+                "that --batchnorm sync could not replace it; expected torch's class, and a layer behind it"
+            )
+    for layer_name, layer in model.named_modules():
+        has_weight = layer._parameters.get("weight") is not None
+        if has_weight and type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, KNOWN):
+            yield (
+                f"has the layer {layer_name!r} of the class {type(layer).__name__}, for whose tensors there is no rule "
+                f"of initial values; expected layers of {', '.join(kind.__name__ for kind in KNOWN)}"
+            )
+    for tensor, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            yield f"has the parameter {tensor} with requires_grad=False; expected parameters that are trained"
+    kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    norms = batch_norms(model)
+    if others := sorted(tensor for tensor in kept if tensor.rpartition(".")[0] not in norms):
+        yield (
+            f"has the buffer {others[0]}, whose values would be drawn as if it were a weight; expected no buffers but "
+            "BatchNorm's, or register_buffer(..., persistent=False)"
+        )
+
+
+def _settings_of_calls(name: str, model: nn.Module, image_size: int, num_classes: int) -> dict[str, dict[str, Any]]:
+    """The settings of the layers that a model calls, in the order of their first calls."""
+    settings: dict[str, dict[str, Any]] = {}
+    hooks = [
+        layer.register_forward_hook(partial(_keep_settings, settings, layer_name))
+        for layer_name, layer in model.named_modules()
+    ]
+    _require_logits(name, model, image_size, num_classes)
+    for hook in hooks:
+        hook.remove()
+    return settings
 
 
 def _require_logits(name: str, model: nn.Module, image_size: int, num_classes: int) -> None:
@@ -161,7 +207,9 @@ def _keep_settings(
 
 def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]:
     """What `dpcompare.models.layer_matching` compares of a layer that is torch's own."""
-    if isinstance(layer, nn.BatchNorm2d | nn.SyncBatchNorm):
+    if isinstance(layer, OTHER_NORMS):
+        return {"epsilon": layer.eps} if layer.eps is not None else {}  # RMSNorm takes that of the type
+    if isinstance(layer, BATCH_NORMS):
         return {"epsilon": layer.eps, "momentum": None if layer.momentum is None else round(1 - layer.momentum, 12)}
     if isinstance(layer, nn.Flatten):
         channels = features.shape[1]
@@ -239,5 +287,4 @@ def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
 
 def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
     """Name -> module of every BatchNorm of a model that is torch's own."""
-    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
