@@ -61,10 +61,10 @@ def exchange_of(config: RunConfig) -> Exchange:
         flags = f"--xla_dump_to={folder / 'xla'} --xla_dump_hlo_as_text"
         with patch.dict(os.environ, XLA_FLAGS=flags, DPCOMPARE_CACHE_DIR=str(folder / "cache")):
             run(few, folder / "run")
-        return counted(folder / "xla", few.workload.accumulate)
+        return collectives_in(folder / "xla", few.workload.accumulate)
 
 
-def counted(folder: Path, micro_batches: int) -> Exchange:
+def collectives_in(folder: Path, micro_batches: int) -> Exchange:
     """The collectives of a step, from the texts of its programs."""
     collectives: Counter[str] = Counter()
     num_bytes = 0
