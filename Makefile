@@ -26,7 +26,7 @@ install: $(VENV)/.installed
 # uv takes one minute where pip takes five, but does not know an index or constraints that pip is configured with.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	! $(BIN)/python -m pip config list | grep -qE '[.](index-url|constraint)=' && $(PIP) uv && \
+	! $(BIN)/python -m pip config list | grep -qE '[.](index-url|no-index|constraint|proxy)=' && $(PIP) uv && \
 		$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]' || $(PIP) -e '.[$(EXTRAS)]'
 	touch $@
 

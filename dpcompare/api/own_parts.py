@@ -72,7 +72,7 @@ def own_parts(
 def _drawn(backend: Any) -> Weights:
     """The initial weights of a model that only this process can build, from the backend of its framework."""
     shapes = backend.tensor_shapes()
-    require_rules(backend.workload.model, shapes)
+    require_rules(backend.workload.model, shapes, "; or own_weights=True, which keeps the values it was built with")
     return custom_weights(shapes, backend.workload.seed)
 
 

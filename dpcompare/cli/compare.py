@@ -237,13 +237,13 @@ def prepared(study: Study) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
     from dpcompare.cli.progress import data_progress
     from dpcompare.cli.waiting import Waiting
-    from dpcompare.launch.initial_weights import matches_in_words
+    from dpcompare.launch.initial_weights import idle_dropout, matches_in_words
     from dpcompare.launch.inputs import prepare_compared
 
     with Waiting(stderr_console()) as waiting, data_progress(waiting) as images_done:
         waiting.begin("preparing data and initial weights")
         configs = prepare_compared([arm.config for arm in study.arms], images_done)
-    for line in matches_in_words(configs):
+    for line in dict.fromkeys((*matches_in_words(configs), *filter(None, map(idle_dropout, configs)))):
         stderr_console().print(line, markup=False, soft_wrap=True)
     arms = (arm.changed(config=config) for arm, config in zip(study.arms, configs, strict=True))
     return study.changed(arms=tuple(arms))

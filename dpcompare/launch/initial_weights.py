@@ -16,6 +16,7 @@ from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dr
 from dpcompare.models.layer_matching import (
     KERAS,
     NO_NAMES,
+    OWN_FORWARD,
     Layer,
     listed,
     match,
@@ -124,7 +125,11 @@ def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
 
 
 def idle_dropout(run: PreparedRun) -> str | None:
-    """What is said of a run whose layers of dropout drop nothing; None of others."""
+    """What is said of a run whose layers of dropout drop nothing; None of others.
+
+    Args:
+        run: prepared in this process, which so knows its layers.
+    """
     workload = run.workload
     if not is_custom(workload.model) or workload.regularization == "shared" or run.framework == "tensorflow":
         return None
@@ -132,9 +137,11 @@ def idle_dropout(run: PreparedRun) -> str | None:
     idle = [layer for layer in dropping if run.framework == "jax" or layer.written_in == KERAS]  # torch's own draw
     if not idle:
         return None
+    shared = MODES[run.framework, run.mode].supported_values.get("regularization", ("shared",))
+    instead = "pass" if "shared" in shared else f"choose another mode than {run.mode}, with"
     return (
         f"dropout of {workload.model} ({listed(idle)}) drops nothing in {run.framework} unless the host draws what it "
-        "drops: pass --regularization shared"
+        f"drops: {instead} --regularization shared"
     )
 
 
@@ -187,6 +194,12 @@ def _layers(config: RunConfig, num_classes: int) -> tuple[Layer, ...]:
     limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
     model = config.workload.model
     layers = described_layers(model, config.framework, config.python, config.workload.image_size, num_classes, **limit)
+    own = [layer for layer in layers if layer.settings.get(OWN_FORWARD)]
+    if own and config.workload.batchnorm == "sync":
+        raise RequestError(
+            f"batchnorm: received sync with {model!r}, whose BatchNorm {listed(own)} has a forward of its own in "
+            f"{config.framework}; expected torch's class and a layer behind it, or --batchnorm local"
+        )
     library = MODES[config.framework, config.mode].trains_models_of
     if library and not any(layer.written_in == library for layer in layers):
         raise RequestError(

@@ -99,8 +99,8 @@ def run(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         prepared = prepare_run(config, directory, data_progress)
-        remarks = (exposure(prepared), *remarks_on(prepared), idle_dropout(prepared), memory_remark(prepared))
-        for line in filter(None, remarks):
+        idle = idle_dropout(prepared) if config.inputs is None else None
+        for line in filter(None, (exposure(prepared), *remarks_on(prepared), idle, memory_remark(prepared))):
             (remark or callbacks.report)(line)
         try:
             with _hold(directory):

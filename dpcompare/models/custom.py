@@ -56,7 +56,7 @@ class CustomModel:
             )
         for name, factory in factories.items():
             if factory is not None and (is_built(factory) or not callable(factory)):
-                received = f"a {type(factory).__name__} that is made already" if is_built(factory) else f"{factory!r}"
+                received = f"a {type(factory).__name__} that is already built" if is_built(factory) else f"{factory!r}"
                 raise RequestError(
                     f"model: received {received} as CustomModel({name}=...); expected {EXPECTED_FACTORY}"
                 )
@@ -229,7 +229,8 @@ def is_built(model: object) -> bool:
     """Whether it is a model itself and not what makes one, which each process needs for itself."""
     packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
     has_tensors = hasattr(model, "parameters") or hasattr(model, "trainable_variables")
-    return not isinstance(model, type) and (has_tensors or not packages.isdisjoint({"flax", "equinox"}))
+    is_function = isinstance(model, type) or hasattr(model, "__wrapped__")  # as nnx.jit and eqx.filter_jit give
+    return not is_function and (has_tensors or not packages.isdisjoint({"flax", "equinox"}))
 
 
 EXPECTED_FACTORY = (

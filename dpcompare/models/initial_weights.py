@@ -27,12 +27,13 @@ _STANDARD_DEVIATION_WITHIN_TWO = 0.87962566103423978
 """Of a standard normal distribution truncated at -2 and 2."""
 
 
-def require_rules(model: str, shapes: Mapping[str, Shape]) -> None:
+def require_rules(model: str, shapes: Mapping[str, Shape], otherwise: str = "") -> None:
     """Raise RequestError for tensors for which `custom_weights` has no rule.
 
     Args:
         model: its name, for the error.
         shapes: of its tensors.
+        otherwise: what else may be done, at the end of the error.
     """
     strange = [
         f"{name} {tuple(shape)}" for name, shape in shapes.items() if not name.endswith(KINDS) or len(shape) not in AXES
@@ -41,7 +42,7 @@ def require_rules(model: str, shapes: Mapping[str, Shape]) -> None:
         raise RequestError(
             f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
             f"expected names that end in {', '.join(KINDS)}, and {', '.join(map(str, AXES))} axes, as convolutions of "
-            "images, dense layers, embeddings and normalization have"
+            f"images, dense layers, embeddings and normalization have{otherwise}"
         )
 
 

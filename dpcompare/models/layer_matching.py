@@ -40,8 +40,10 @@ class Layer:
         return ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in self.tensors.items())
 
 
-FLAX, KERAS = "Flax", "Keras"
+FLAX, EQUINOX, KERAS = "Flax", "Equinox", "Keras"
 """`Layer.written_in` of their layers."""
+OWN_FORWARD = "own forward"
+"""The setting of a BatchNorm that synchronized BatchNorm cannot take the place of."""
 Layers = Sequence[Layer]
 
 
@@ -226,7 +228,7 @@ def _without_tensors(of_reference: Layers, of_other: Layers) -> Iterator[tuple[L
 
     What a framework computes by functions is not a layer of it, so fewer layers are no difference.
     """
-    for sort in ("kernel", "flattened"):
+    for sort in ("kernel", "flattened", "epsilon"):
         first, second = (
             [layer for layer in layers if not layer.tensors and sort in layer.settings]
             for layers in (of_reference, of_other)
@@ -245,7 +247,7 @@ def differences(
         if one is None or two is None or (_padded_alike(first, second) if setting == "padding" else one == two):
             continue
         shown = f"{row.shown(one)} in {frameworks[0]}, {row.shown(two)} in {frameworks[1]}"
-        fix = row.fix_in_flax if row.fix_in_flax and second.written_in == FLAX else row.fix
+        fix = row.fix_in.get(second.written_in, row.fix)
         yield f"{names}: {row.begins} {shown}; {fix(row.shown(one), row.shown(two))}"
 
 
@@ -278,8 +280,8 @@ class Setting:
     shown: Callable[[Any], str]
     fix: Callable[[str, str], str]
     """(in torch, in Keras) -> what to write instead."""
-    fix_in_flax: Callable[[str, str], str] | None = None
-    """(in another framework, in Flax) -> what to write there; None where Flax's setting is not known."""
+    fix_in: Mapping[str, Callable[[str, str], str]] = field(default_factory=dict)
+    """Library of JAX -> (in another framework, in the library) -> what to write there."""
 
 
 _SETTINGS = {
@@ -297,13 +299,16 @@ _SETTINGS = {
         begins="epsilon",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: f"in Keras write epsilon={one}, or in torch eps={two}",
-        fix_in_flax=lambda one, two: f"in Flax write epsilon={one}",
+        fix_in={
+            FLAX: lambda one, two: f"in Flax write epsilon={one}",
+            EQUINOX: lambda one, two: f"in Equinox write eps={one}",
+        },
     ),
     "momentum": Setting(
         begins="momentum (part kept)",
         shown=lambda value: f"{value:g}",
         fix=lambda one, two: f"in Keras write momentum={one}, or in torch momentum={1 - float(two):g}",
-        fix_in_flax=lambda one, two: f"in Flax write momentum={one}",
+        fix_in={FLAX: lambda one, two: f"in Flax write momentum={one}"},
     ),
     "flattened": Setting(
         begins="flattens",

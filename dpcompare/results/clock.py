@@ -198,8 +198,8 @@ class ClockCheck(BaseModel):
 
 
 def check_clocks(run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
-    """The check of the process whose clock differs most from the launcher's, first of those that contradict it; None
-    where none can be checked."""
+    """The check of the process whose clock differs most from the launcher's, where one that contradicts it comes
+    first; None where none can be checked."""
     checks = [
         _check(rank, series, watched)
         for rank, series in enumerate(processes)

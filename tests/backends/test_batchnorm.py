@@ -84,6 +84,15 @@ for kernels, rows in {"SyncBatchNorm": 8, "default": 4}.items():
     variance.use_for_evaluation()
     biased = images.var((0, 2, 3), unbiased=False)
     assert torch.allclose(norm.running_var, 0.9 + 0.1 * biased, rtol=1e-12, atol=0)
+for shape in ((4, 3), (4, 3, 7)):
+    features = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    norm = torch.nn.BatchNorm1d(3, momentum=0.1, affine=False).double()
+    variance = RunningVariance(torch.nn.Sequential(norm), features[:1])
+    norm.train()(features)
+    variance.count_update(len(features))
+    variance.use_for_evaluation()
+    biased = features.var([0, *range(2, len(shape))], unbiased=False)
+    assert torch.allclose(norm.running_var, 0.9 + 0.1 * biased, rtol=1e-12, atol=0), shape
 """
 
 

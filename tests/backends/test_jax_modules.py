@@ -265,10 +265,18 @@ class Forced(Flat):
     def __call__(self, images):
         return self.drop(super().__call__(images), deterministic=False)
 
-class Switched(Flat):
+class Following(Flat):
     def __init__(self, num_classes):
         super().__init__(num_classes)
-        self.training = True
+        self.deterministic = False
+        self.drop = nnx.Dropout(0.25)
+        self.norm = nnx.LayerNorm(num_classes, dtype=jax.numpy.float32, rngs=nnx.Rngs(0))
+
+    def __call__(self, images):
+        return self.drop(self.norm(super().__call__(images)), deterministic=self.deterministic)
+
+class Switched(Flat):
+    training = True
 
 class Stale(Flat):
     follows = True
@@ -368,9 +376,10 @@ REFUSED = {
     "Frozen": "has first.kernel as an nnx.Variable; expected an nnx.Param, since every tensor of a model is trained",
     "Scaled": "has the dropout drop of its own class Halved; expected nnx.Dropout, without changes",
     "Forced": "model: the dropout drop is called with deterministic=False, so that it would drop in evaluation too; ",
+    "Following": "Layer(name='drop', tensors={}, settings={'rate': 0.25",  # it is taken
     "Switched": "Switched has the attribute training, which train() and eval() do not set; expected none, since",
     "Stale": "the running statistic norm.running_mean stays as it is in training; expected BatchNorm that is always",
-    "Fresh": "the running statistic norm.running_mean changes in evaluation; expected BatchNorm that is always",
+    "Fresh": "the running statistic norm.running_var changes in evaluation; expected BatchNorm that is always",
     "alone": "apply of 'nets:alone' gives an array of shape (2, 4) in jax; expected the pair (logits, dict of new",
     "Deaf": "requires the argument mask, and dpcompare passes images alone; expected a default, or a module without it",
     "Told": "Told takes the argument train when it is called; expected no such argument, or None as its default, since",

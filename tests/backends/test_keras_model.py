@@ -102,10 +102,19 @@ def test_fit_trains_a_model_of_keras_as_the_loop_does(tmp_path, framework):
         model="nets:everywhere", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=3,
         warmup_steps=0, precision="float64", regularization=regularization,
     )  # fmt: skip
-    cluster = Cluster.partition(1, 1, device="cpu")
+    cluster, said = Cluster.partition(1, 1, device="cpu"), []
     fit, loop = (
-        run(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster), tmp_path / mode)
+        run(
+            *(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster), tmp_path / mode),
+            remark=said.append,
+        )
         for mode in ("keras-fit", "single")
+    )
+    idle = f"dropout of nets:everywhere (spatial_dropout2d, dropout) drops nothing in {framework} unless the host draws"
+    assert [line.partition("drops: ")[2] for line in said if line.startswith(idle)] == (
+        []
+        if framework == "tensorflow"
+        else ["choose another mode than keras-fit, with --regularization shared", "pass --regularization shared"]
     )
     # In TensorFlow alone, Keras rounds the constants of Adam to float32.
     assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < (2e-3 if framework == "tensorflow" else 1e-12)

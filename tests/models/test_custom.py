@@ -313,7 +313,10 @@ class Apart(nn.Module):
         logits = self.head(images)
         return self.norm(logits) if self.training else logits
 
-parametric = of(nn.PReLU())
+class Parametric(nn.PReLU):
+    pass
+
+parametric = of(Parametric())
 backwards = lambda num_classes: nn.Sequential(nn.ConvTranspose2d(3, 3, 1), of()(num_classes))
 frozen = of(nn.Linear(48, 48).requires_grad_(False))
 blurred = of(Blurred())
@@ -329,11 +332,11 @@ class Held(nn.Module):
         return self.head(images)
 """
 NOT_AS_WRITTEN_SAYS = {
-    "parametric": "has the layer '1' of the class PReLU, for whose tensors there is no rule of initial values; ",
-    "backwards": "has the layer '0' of the class ConvTranspose2d, for whose tensors there is no rule of initial values",
+    "parametric": "has the layer '1', PReLU of torch, for whose tensors there is no rule of initial values; ",
+    "backwards": "has the layer '0', ConvTranspose2d of torch, for whose tensors there is no rule of initial values; ",
     "frozen": "has the parameter 1.weight with requires_grad=False; expected parameters that are trained",
-    "blurred": "has the buffer 1.weight, whose values would be drawn as if it were a weight; expected no buffers but",
-    "rectified": "has the BatchNorm '1' of the class Rectified, which has a forward of its own, so that --batchnorm",
+    "blurred": "has the buffer 1.weight, which would be drawn or averaged by rules that are not its own; expected no",
+    "rectified": "'momentum': 0.9, 'own forward': True}",  # it is taken, but not with --batchnorm sync
     "untracked": "made its BatchNorm '1' with track_running_stats=False or momentum=None; expected running statistics",
     "Apart": "BatchNorm 'norm' of 'nets:Apart' is not called in evaluation; expected a model that calls it there too",
     "Held": "name='head.2', tensors={'weight': (48,), 'bias': (48,)}, settings={'epsilon': 1e-05}",  # it is taken

@@ -72,10 +72,11 @@ class SharedDropout(nnx.Module):
         self.name, self.rate = name, dropout.rate
         self.whole_channels = tuple(dropout.broadcast_dims) == SPATIAL
         self.drop: Drop | None = None
+        self.in_training = False
 
     def __call__(self, features: jax.Array, *, deterministic: bool | None = None, rngs: Any = None) -> jax.Array:
         """The features, a part of them dropped unless a caller asks for none; `rngs` is not needed."""
-        if deterministic is False:
+        if deterministic is False and not self.in_training:
             raise RequestError(
                 f"model: the dropout {self.name} is called with deterministic=False, so that it would drop in "
                 "evaluation too; expected no such argument, or None"
@@ -174,7 +175,8 @@ class FlaxModel:
             values[place] = tensors[tensor.name].transpose(tensor.in_flax)
         module = nnx.merge(self._graph, jax.tree_util.tree_unflatten(self._structure, values))
         for path in self._dropouts:
-            _at(module, path).drop = drop
+            dropout = _at(module, path)
+            dropout.drop, dropout.in_training = drop, training
         for _, owner in _modules(module):
             if isinstance(owner, nnx.BatchNorm):
                 owner.axis_name = axis_name
@@ -189,11 +191,18 @@ class FlaxModel:
         for tensor, place in zip(self._tensors, self._places, strict=True):
             if is_statistic(tensor.name):
                 statistics[tensor.name] = getattr(_at(module, tensor.owner), tensor.variable)[...]
-                self._require_mode(tensor.name, is_new=statistics[tensor.name] is not values[place], training=training)
+                self._require_mode(tensor.name, values[place], statistics[tensor.name], training=training)
         return logits, statistics if training else {}
 
-    def _require_mode(self, statistic: str, *, is_new: bool, training: bool) -> None:
-        """Raise RequestError unless a running statistic is new in training, and in training alone."""
+    def _require_mode(self, statistic: str, before: jax.Array, after: jax.Array, *, training: bool) -> None:
+        """Raise RequestError unless a running statistic is new in training, and in training alone.
+
+        Of an evaluation that is traced this is not known: nnx.remat gives back what did not change as new arrays. The
+        description of a model evaluates it without a trace.
+        """
+        is_new = after is not before
+        if not training:
+            is_new = is_new and not isinstance(after, jax.core.Tracer) and not np.array_equal(after, before)
         if is_new != training:
             what = "stays as it is in training" if training else "changes in evaluation"
             raise RequestError(
@@ -205,7 +214,7 @@ class FlaxModel:
         """Raise RequestError for an attribute, or an argument's default, that would overrule `train()` and `eval()`."""
         if type(owner).__module__.startswith("flax."):
             return
-        if of_mode := [each for each in MODE_ATTRIBUTES if isinstance(vars(owner).get(each), bool)]:
+        if of_mode := [each for each in MODE_ATTRIBUTES if isinstance(getattr(owner, each, None), bool)]:
             raise RequestError(
                 f"model: {self._name!r}: {type(owner).__name__} has the attribute {of_mode[0]}, which train() and "
                 "eval() do not set; expected none, since nnx.BatchNorm and nnx.Dropout follow these by themselves"
@@ -223,11 +232,15 @@ class FlaxModel:
         """Raise RequestError for a layer that would compute in another type than the run."""
         if not isinstance(owner, tuple(RULES)):
             return
-        # nnx.Embed takes that of its parameters where it is given none.
-        as_made = {"dtype": (None, owner.param_dtype) if isinstance(owner, nnx.Embed) else (None,)}
-        for setting, expected in ({"precision": (None,), "param_dtype": (jnp.float32,)} | as_made).items():
-            if (found := getattr(owner, setting, expected[0])) not in expected:
-                named = getattr(found, "__name__", found)
+        as_usual = [
+            ("precision", None),
+            ("param_dtype", "float32"),
+            ("dtype", "float32" if isinstance(owner, TYPED) else None),
+        ]
+        for setting, usual in as_usual:
+            found = getattr(owner, setting, None)
+            named = found if found is None or setting == "precision" else jnp.dtype(found).name
+            if named not in (None, usual):
                 raise RequestError(
                     f"model: {self._name!r} has a {type(owner).__name__} with {setting}={named}; expected the default, "
                     "since --precision and --tune tf32=... say how a run computes"

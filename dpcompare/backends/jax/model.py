@@ -23,7 +23,7 @@ from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import CustomModel, custom_model, refuse_made, refuse_probabilities
 from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.layer_matching import FLAX, NO_NAMES, Layer
+from dpcompare.models.layer_matching import EQUINOX, FLAX, NO_NAMES, Layer
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
 from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, Shape, channels_first
 from dpcompare.models.state import is_statistic
@@ -144,14 +144,16 @@ class Pair(NamedTuple):
     apply: Callable[..., Any]
     settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Layer -> what must be the same in other frameworks, where that is known."""
+    written_in: str = ""
+    """As of a `Layer`."""
     norms: Collection[str] = ()
     """Layers that normalise, where that is known: in bfloat16 their tensors stay float32."""
     computes_in_bfloat16: bool = False
     """Whether it itself computes in bfloat16 where asked, from tensors in float32."""
 
 
-_LIBRARIES = {"flax.nnx": "flax_module:FlaxModel", "equinox": "equinox_module:EquinoxModel"}
-"""Package whose modules are taken as they are -> `module:class` that makes a pair of one."""
+_LIBRARIES = {"flax.nnx": (FLAX, "flax_module:FlaxModel"), "equinox": (EQUINOX, "equinox_module:EquinoxModel")}
+"""Package whose modules are taken as they are -> its name, and `module:class` that makes a pair of one."""
 
 
 def _is_of(made: object, package: str) -> bool:
@@ -171,9 +173,10 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
     """
     if library := next((row for package, row in _LIBRARIES.items() if _is_of(made, package)), None):
         # Imported here: the library is there, since its module is.
-        module, _, kind = library.partition(":")
+        written_in, target = library
+        module, _, kind = target.partition(":")
         model = getattr(import_module(f"dpcompare.backends.jax.{module}"), kind)(name, made)
-        return Pair(model.init, model.apply, model.settings, model.norms)
+        return Pair(model.init, model.apply, model.settings, written_in, model.norms)
     if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
         raise refuse_made(
             name,
@@ -289,9 +292,8 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     for key, shape in tensors.items():
         layer, _, kind = key.rpartition(".")
         shapes.setdefault(layer, {})[kind] = shape
-    written_in = FLAX if pair.settings else ""
     with_tensors = (
-        Layer(name=layer, tensors=of_layer, settings=pair.settings.get(layer, {}), written_in=written_in)
+        Layer(name=layer, tensors=of_layer, settings=pair.settings.get(layer, {}), written_in=pair.written_in)
         for layer, of_layer in shapes.items()
     )
     return [*with_tensors, *drops]
@@ -327,7 +329,7 @@ def _tried(pair: Pair, name: str, image_size: int, num_classes: int) -> tuple[di
 
     def computed(tensors: Tensors, images: jax.Array, *, training: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
         given = pair.apply(tensors, images, training=training, axis_name=None, drop=drop)
-        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+        if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], Mapping)):
             shape = f"an array of shape {given.shape}" if hasattr(given, "shape") else f"a {type(given).__name__}"
             raise RequestError(
                 f"model: apply of {name!r} gives {shape} in jax; expected the pair (logits, dict of new statistics and "

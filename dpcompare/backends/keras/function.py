@@ -14,6 +14,7 @@ from dpcompare.backends.keras.model import (
     layer_outputs,
     layers_of,
     mapped_variables,
+    refuse_untrained,
     settings_of,
 )
 from dpcompare.errors import RequestError
@@ -163,9 +164,10 @@ def described(model: keras.Model, name: str, framework: str, image_size: int, nu
 
 
 def _require_function(model: keras.Model, name: str) -> None:
-    """Raise RequestError for the first of `_problems`."""
+    """Raise RequestError for the first of `_problems`, or for a tensor that is not trained."""
     for problem in _problems(model):
         raise RequestError(f"model: {name!r} {problem}")
+    refuse_untrained(model, name)
 
 
 def _problems(model: keras.Model) -> Iterator[str]:

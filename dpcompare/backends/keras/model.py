@@ -44,8 +44,8 @@ def with_neutral_names(
         names: layers with tensors, in their order -> the names that their tensors get.
 
     Raises:
-        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others, has a dtype of its
-            own or is not trained, or it changes what it computes, the loss or the step.
+        RequestError: it is not a Keras model whose layers Keras knows, one of them contains others or has a dtype of
+            its own, or it changes what it computes, the loss or the step.
     """
     if not isinstance(model, keras.Model):
         raise refuse_made(name, framework, model, "a keras.Model of Keras 3")
@@ -69,7 +69,6 @@ def with_neutral_names(
         weighted = [layer.name for layer in model.layers if layer.weights]
         neutral = dict(zip(weighted, names.values(), strict=True))
     model.neutral_layer_name = lambda layer: neutral.get(layer, layer)
-    _refuse_untrained(model, name)
     return model
 
 
@@ -90,12 +89,14 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
         num_classes: of the dataset.
 
     Raises:
-        RequestError: it gives something else than logits, has two tensors of the same name, or adds losses.
+        RequestError: it gives something else than logits, has two tensors of the same name or one that is not trained,
+            or adds losses.
     """
     if tuple(model.output_shape) != (None, num_classes):
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
         )
+    refuse_untrained(model, name)
     tensors: dict[str, dict[str, tuple[int, ...]]] = {}
     of_variables: dict[int, str] = {}
     for mapped in mapped_variables(model):
@@ -163,8 +164,13 @@ def _refuse_other_types(model: keras.Model, name: str) -> None:
             )
 
 
-def _refuse_untrained(model: keras.Model, name: str) -> None:
-    """Raise RequestError for a tensor that keeps its value, which would be one that is drawn."""
+def refuse_untrained(model: keras.Model, name: str) -> None:
+    """Raise RequestError for a tensor that keeps its value, which would be one that is drawn.
+
+    Args:
+        model: of `with_neutral_names`.
+        name: of the custom model.
+    """
     for layer in model.layers:
         if layer.weights and not layer.trainable:
             raise RequestError(

@@ -15,7 +15,13 @@ from dpcompare.errors import RequestError
 from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model, refuse_made, refuse_probabilities, tied_tensors
 from dpcompare.models.dropout_matching import drop_settings, images_to_try, noise, randomness
-from dpcompare.models.layer_matching import CHANNELS_FIRST, order_flattened, same_padding, window_settings
+from dpcompare.models.layer_matching import (
+    CHANNELS_FIRST,
+    OWN_FORWARD,
+    order_flattened,
+    same_padding,
+    window_settings,
+)
 from dpcompare.models.layer_matching import Layer as CustomLayer
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.spec import IMAGE_CHANNELS, IMAGE_DIMENSIONS, NO_COLUMNS, columns, shape_of_draws
@@ -25,8 +31,8 @@ from dpcompare.system.type_names import Array
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm
 """torch's own kinds."""
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d, nn.RMSNorm)
-KNOWN = (nn.Conv2d, nn.Linear, nn.Embedding, *BATCH_NORMS, *OTHER_NORMS)
+OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
+KNOWN = (nn.Conv2d, nn.Linear, nn.Embedding, nn.EmbeddingBag, *BATCH_NORMS, *OTHER_NORMS)
 """Modules of torch with tensors for which there is a rule of initial values."""
 
 
@@ -124,35 +130,31 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
 def _problems(model: nn.Module) -> Iterator[str]:
     """What a model has that would not train as it is written, with what is expected."""
     for layer_name, norm in batch_norms(model).items():
-        kind = type(norm)
         if norm.running_var is None or norm.momentum is None:
             yield (
                 f"made its BatchNorm {layer_name!r} with track_running_stats=False or momentum=None; expected running "
                 "statistics with a momentum, as the other frameworks keep them"
             )
-        is_of_timm = kind.__module__.startswith("timm.")  # whose activation behind it is taken along
-        if kind.forward not in {each.forward for each in BATCH_NORMS} and not is_of_timm:
-            yield (
-                f"has the BatchNorm {layer_name!r} of the class {kind.__name__}, which has a forward of its own, so "
-                "that --batchnorm sync could not replace it; expected torch's class, and a layer behind it"
-            )
     for layer_name, layer in model.named_modules():
-        has_weight = layer._parameters.get("weight") is not None
-        if has_weight and type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, KNOWN):
+        of_torch = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.modules."))
+        may_hold_any = of_torch is nn.Module or of_torch.__module__ == nn.Sequential.__module__
+        if layer._parameters.get("weight") is not None and not (may_hold_any or isinstance(layer, KNOWN)):
             yield (
-                f"has the layer {layer_name!r} of the class {type(layer).__name__}, for whose tensors there is no rule "
-                f"of initial values; expected layers of {', '.join(kind.__name__ for kind in KNOWN)}"
+                f"has the layer {layer_name!r}, {of_torch.__name__} of torch, for whose tensors there is no rule of "
+                f"initial values; expected layers of {', '.join(kind.__name__ for kind in KNOWN)}"
             )
     for tensor, parameter in model.named_parameters():
         if not parameter.requires_grad:
             yield f"has the parameter {tensor} with requires_grad=False; expected parameters that are trained"
     kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
     norms = batch_norms(model)
-    if others := sorted(tensor for tensor in kept if tensor.rpartition(".")[0] not in norms):
-        yield (
-            f"has the buffer {others[0]}, whose values would be drawn as if it were a weight; expected no buffers but "
-            "BatchNorm's, or register_buffer(..., persistent=False)"
-        )
+    for tensor in sorted(kept):
+        owner, _, kind = tensor.rpartition(".")
+        if owner not in norms and kind != "num_batches_tracked":
+            yield (
+                f"has the buffer {tensor}, which would be drawn or averaged by rules that are not its own; expected no "
+                "buffers but BatchNorm's, or register_buffer(..., persistent=False)"
+            )
 
 
 def _settings_of_calls(name: str, model: nn.Module, image_size: int, num_classes: int) -> dict[str, dict[str, Any]]:
@@ -210,7 +212,11 @@ def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]
     if isinstance(layer, OTHER_NORMS):
         return {"epsilon": layer.eps} if layer.eps is not None else {}  # RMSNorm takes that of the type
     if isinstance(layer, BATCH_NORMS):
-        return {"epsilon": layer.eps, "momentum": None if layer.momentum is None else round(1 - layer.momentum, 12)}
+        return {
+            "epsilon": layer.eps,
+            "momentum": None if layer.momentum is None else round(1 - layer.momentum, 12),
+            **({OWN_FORWARD: True} if _has_own_forward(layer) else {}),
+        }
     if isinstance(layer, nn.Flatten):
         channels = features.shape[1]
         return {"flattened": order_flattened(channels, features[0].numel() // channels, CHANNELS_FIRST)}
@@ -238,6 +244,15 @@ def _settings_of(layer: nn.Module, features: Any, output: Any) -> dict[str, Any]
         sides=sides,
         sides_after=tuple(output.shape[2:]),
     )
+
+
+def _has_own_forward(norm: BatchNorm) -> bool:
+    """Whether a BatchNorm is of a class that computes something else than torch's and timm's.
+
+    `GlobalBatchNorm` keeps the activation of timm's.
+    """
+    kind = type(norm)
+    return kind.forward not in {each.forward for each in BATCH_NORMS} and not kind.__module__.startswith("timm.")
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
