@@ -193,7 +193,7 @@ class PythonEnvironment:
         if installer_name() == "uv":
             # Not --index-url, which UV_DEFAULT_INDEX outdoes.
             named = ["--default-index", index] if index else []
-            return ["uv", "pip", "install", "--python", self.python, *named, *requirements]
+            return ["uv", "pip", "install", "--compile-bytecode", "--python", self.python, *named, *requirements]
         named = ["--index-url", index] if index else []
         return [self.python, "-m", "pip", "install", "--disable-pip-version-check", *named, *requirements]
 
