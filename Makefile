@@ -24,7 +24,7 @@ $(VENV)/.report: pyproject.toml
 install: $(VENV)/.installed
 
 # uv takes 90 seconds where pip takes five minutes, but does not know an index or constraints that pip is configured with.
-# Without compiled bytecode every process would compile what it imports, where PYTHONDONTWRITEBYTECODE is set.
+# uv compiles bytecode only if asked to: where PYTHONDONTWRITEBYTECODE is set, every process would compile its imports.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	! $(BIN)/python -m pip config list | grep -qE '[.](index-url|no-index|constraint|proxy)=' && $(PIP) uv && \

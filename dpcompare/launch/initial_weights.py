@@ -128,7 +128,7 @@ def idle_dropout(run: PreparedRun) -> str | None:
     """What is said of a run whose layers of dropout drop nothing; None of others.
 
     Args:
-        run: prepared in this process, which so knows its layers.
+        run: prepared in this process, so that its layers are known here.
     """
     workload = run.workload
     if not is_custom(workload.model) or workload.regularization == "shared" or run.framework == "tensorflow":
@@ -140,8 +140,8 @@ def idle_dropout(run: PreparedRun) -> str | None:
     shared = MODES[run.framework, run.mode].supported_values.get("regularization", ("shared",))
     instead = "pass" if "shared" in shared else f"choose another mode than {run.mode}, with"
     return (
-        f"dropout of {workload.model} ({listed(idle)}) drops nothing in {run.framework} unless the host draws what it "
-        f"drops: {instead} --regularization shared"
+        f"dropout of {workload.model} ({listed(idle)}) drops nothing in {run.framework} unless the host draws it: "
+        f"{instead} --regularization shared"
     )
 
 

@@ -111,7 +111,7 @@ def test_fit_trains_a_model_of_keras_as_the_loop_does(tmp_path, framework):
         for mode in ("keras-fit", "single")
     )
     idle = f"dropout of nets:everywhere (spatial_dropout2d, dropout) drops nothing in {framework} unless the host draws"
-    assert [line.partition("drops: ")[2] for line in said if line.startswith(idle)] == (
+    assert [line.partition("draws it: ")[2] for line in said if line.startswith(idle)] == (
         []
         if framework == "tensorflow"
         else ["choose another mode than keras-fit, with --regularization shared", "pass --regularization shared"]

@@ -14,8 +14,6 @@ from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layers.in_jax import Tensors
 
 NORMS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
-LIKE_TORCHS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm)
-"""Norms whose epsilon has the same meaning in torch."""
 TRANSPOSED = eqx.nn.ConvTranspose
 
 
@@ -24,9 +22,6 @@ class EquinoxModel:
 
     Its layers of dropout drop nothing.
     """
-
-    settings: Mapping[str, Mapping[str, Any]]
-    """Layer that normalises -> what must be the same in other frameworks."""
 
     def __init__(self, name: str, module: eqx.Module) -> None:
         """Read a module.
@@ -54,7 +49,8 @@ class EquinoxModel:
         require_called_with_images(module, name, "the default None, since layers of dropout drop nothing")
         paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, NORMS))
         self.norms = frozenset(_joined(path) for path, part in paths if isinstance(part, NORMS))
-        self.settings = {_joined(path): {"epsilon": part.eps} for path, part in paths if isinstance(part, LIKE_TORCHS)}
+        self.settings = {_joined(path): {"epsilon": part.eps} for path, part in paths if isinstance(part, NORMS)}
+        """Layer that normalises -> what must be the same in other frameworks."""
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [_joined(path) for path, _ in leaves]

@@ -129,10 +129,7 @@ class FlaxModel:
         self._replace_dropouts(module)
         self._tensors = list(self._named(module))
         self.settings = {
-            _joined(path): {
-                "epsilon": norm.epsilon,
-                **({"momentum": norm.momentum} if isinstance(norm, nnx.BatchNorm) else {}),
-            }
+            _joined(path): {name: getattr(norm, name) for name in ("epsilon", "momentum") if hasattr(norm, name)}
             for path, norm in _modules(module)
             if isinstance(norm, NORMS)
         }

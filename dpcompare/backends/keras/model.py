@@ -89,14 +89,12 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
         num_classes: of the dataset.
 
     Raises:
-        RequestError: it gives something else than logits, has two tensors of the same name or one that is not trained,
-            or adds losses.
+        RequestError: it gives something else than logits, has two tensors of the same name, or adds losses.
     """
     if tuple(model.output_shape) != (None, num_classes):
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
         )
-    refuse_untrained(model, name)
     tensors: dict[str, dict[str, tuple[int, ...]]] = {}
     of_variables: dict[int, str] = {}
     for mapped in mapped_variables(model):
@@ -165,7 +163,7 @@ def _refuse_other_types(model: keras.Model, name: str) -> None:
 
 
 def refuse_untrained(model: keras.Model, name: str) -> None:
-    """Raise RequestError for a tensor that keeps its value, which would be one that is drawn.
+    """Raise RequestError for a tensor that is not trained: it would keep a value that dpcompare has drawn.
 
     Args:
         model: of `with_neutral_names`.

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from dpcompare.backends.keras.build import build, custom
-from dpcompare.backends.keras.model import layer_name, layers_of, mapped_variables
+from dpcompare.backends.keras.model import layer_name, layers_of, mapped_variables, refuse_untrained
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import without_gradient
@@ -52,9 +52,10 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
     """The layers of a custom model in the order in which they compute.
 
     Raises:
-        RequestError: as `with_neutral_names` and `layers_of` do, or some tensor gets no gradient.
+        RequestError: as `with_neutral_names` and `layers_of` do, or some tensor is not trained or gets no gradient.
     """
     model = custom(name, image_size, num_classes, "tensorflow")
+    refuse_untrained(model, name)
     layers = layers_of(model, name, "tensorflow", image_size, num_classes)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(model(images_to_try(image_size)[:2], training=True))

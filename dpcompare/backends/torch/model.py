@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -30,9 +30,9 @@ from dpcompare.system.type_names import Array
 
 BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm
 """torch's own kinds."""
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+BATCH_NORMS = get_args(BatchNorm)
 OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
-KNOWN = (nn.Conv2d, nn.Linear, nn.Embedding, nn.EmbeddingBag, *BATCH_NORMS, *OTHER_NORMS)
+WITH_RULES = (nn.Conv2d, nn.Linear, nn.Embedding, nn.EmbeddingBag, *BATCH_NORMS, *OTHER_NORMS)
 """Modules of torch with tensors for which there is a rule of initial values."""
 
 
@@ -129,7 +129,8 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[CustomLa
 
 def _problems(model: nn.Module) -> Iterator[str]:
     """What a model has that would not train as it is written, with what is expected."""
-    for layer_name, norm in batch_norms(model).items():
+    norms = batch_norms(model)
+    for layer_name, norm in norms.items():
         if norm.running_var is None or norm.momentum is None:
             yield (
                 f"made its BatchNorm {layer_name!r} with track_running_stats=False or momentum=None; expected running "
@@ -138,16 +139,15 @@ def _problems(model: nn.Module) -> Iterator[str]:
     for layer_name, layer in model.named_modules():
         of_torch = next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch.nn.modules."))
         may_hold_any = of_torch is nn.Module or of_torch.__module__ == nn.Sequential.__module__
-        if layer._parameters.get("weight") is not None and not (may_hold_any or isinstance(layer, KNOWN)):
+        if layer._parameters.get("weight") is not None and not (may_hold_any or isinstance(layer, WITH_RULES)):
             yield (
                 f"has the layer {layer_name!r}, {of_torch.__name__} of torch, for whose tensors there is no rule of "
-                f"initial values; expected layers of {', '.join(kind.__name__ for kind in KNOWN)}"
+                f"initial values; expected layers of {', '.join(kind.__name__ for kind in WITH_RULES)}"
             )
     for tensor, parameter in model.named_parameters():
         if not parameter.requires_grad:
             yield f"has the parameter {tensor} with requires_grad=False; expected parameters that are trained"
     kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
-    norms = batch_norms(model)
     for tensor in sorted(kept):
         owner, _, kind = tensor.rpartition(".")
         if owner not in norms and kind != "num_batches_tracked":
