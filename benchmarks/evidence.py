@@ -175,6 +175,28 @@ class Result(BaseModel):
         parts = [[self.head], *([sentence] for sentence in self.sentences), *(each.markdown for each in self.tables)]
         return [line for part in parts for line in ("", *part)][1:]
 
+    def cell(self, *words: str) -> str:
+        """A cell as the page shows it: the words are its row's first cells, and the title of its column.
+
+        Raises:
+            ResultFileError: no cell, or several, are of these words.
+        """
+        *of_row, title = words
+        found = [
+            shown(row[place], table.columns[place])
+            for table in self.tables
+            for row in table.rows
+            if [shown(*each) for each in zip(row, table.columns, strict=True)][: len(of_row)] == of_row
+            for place, column in enumerate(table.columns)
+            if column.title == title
+        ]
+        if len(found) != 1:
+            raise ResultFileError(
+                f"{self.name}: a page quotes the cell {'; '.join(words)}, and the file has {len(found)} of them; "
+                "expected the first cells of a row, and the title of a column"
+            )
+        return found[0]
+
 
 class ResultFileError(ValueError):
     """A file that cannot be a result: changed after it was written, incomplete, or of another form."""

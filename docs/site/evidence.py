@@ -2,8 +2,9 @@
 
 python -m docs.site.evidence  # fills them in
 
-A page shows a result between `<!-- NAME -->` and `<!-- end of NAME -->`, and quotes one of its figures between
-`<!-- =NAME.FIGURE -->` and `<!-- = -->`. `<!-- results -->` is the list. What stands between marks is replaced.
+A page shows a result between `<!-- NAME -->` and `<!-- end of NAME -->`. It quotes one of its figures between
+`<!-- =NAME.FIGURE -->` and `<!-- = -->`, and a cell of its tables after `<!-- =NAME[ROW; COLUMN] -->`: the first cells
+of a row, and the title of a column. `<!-- results -->` is the list. What stands between marks is replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.evidence import RESULTS, ROOT, Result, ResultFileError, all_resu
 
 LIST = "results"
 SECTION = re.compile(r"(<!-- (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
-QUOTE = re.compile(r"(<!-- =(?P<name>[a-z0-9-]+)\.(?P<figure>\w+) -->).*?(<!-- = -->)")
+QUOTE = re.compile(r"(<!-- =(?P<name>[a-z0-9-]+)(?:\.(?P<figure>\w+)|\[(?P<cell>[^\]]+)\]) -->).*?(?P<end><!-- = -->)")
 
 
 def pages() -> Iterator[Path]:
@@ -43,12 +44,15 @@ def filled(page: str, results: Mapping[str, Result]) -> str:
         return "\n".join([found[1], *lines, "", ""]) + found[3]
 
     def quote(found: re.Match[str]) -> str:
-        figures = of(found["name"]).figures
-        if found["figure"] not in figures:
+        result = of(found["name"])
+        if found["cell"]:
+            return f"{found[1]}{result.cell(*found['cell'].split('; '))}{found['end']}"
+        if found["figure"] not in result.figures:
             raise ResultFileError(
-                f"{found['name']}: a page quotes {found['figure']}; the file has {', '.join(figures) or 'no figures'}"
+                f"{result.name}: a page quotes {found['figure']}; the file has "
+                f"{', '.join(result.figures) or 'no figures'}"
             )
-        return f"{found[1]}{figures[found['figure']]}{found[4]}"
+        return f"{found[1]}{result.figures[found['figure']]}{found['end']}"
 
     return QUOTE.sub(quote, SECTION.sub(section, page))
 

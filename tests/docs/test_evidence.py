@@ -99,10 +99,15 @@ def test_a_row_has_as_many_cells_as_there_are_columns():
 
 def test_a_page_gets_its_tables_and_quotes():
     page = "before\n<!-- kills -->\nold\n<!-- end of kills -->\nof <!-- =kills.kills -->9<!-- = --> kills\n"
+    page += "at <!-- =kills[ddp; images/s] -->9<!-- = -->, because <!-- =kills[a/b; why] -->9<!-- = -->\n"
     now = filled(page, {"kills": RESULT})
     assert "old" not in now
     assert "Ten kills." in now
     assert "of <!-- =kills.kills -->10<!-- = --> kills" in now
+    assert (
+        "at <!-- =kills[ddp; images/s] -->2.0 (1.5 to 2.2)<!-- = -->, because <!-- =kills[a/b; why] --><!-- = -->"
+        in now
+    )
     assert filled(now, {"kills": RESULT}) == now
 
 
@@ -112,6 +117,12 @@ def test_a_page_gets_its_tables_and_quotes():
         ("<!-- deaths -->\n<!-- end of deaths -->", "deaths: a page shows it"),
         ("<!-- =deaths.kills --><!-- = -->", "deaths: a page shows it"),
         ("<!-- =kills.deaths --><!-- = -->", "kills: a page quotes deaths; the file has kills"),
+        (
+            "<!-- =kills[fsdp; images/s] --><!-- = -->",
+            "kills: a page quotes the cell fsdp; images/s, and the file has 0",
+        ),
+        ("<!-- =kills[ddp; joules] --><!-- = -->", "kills: a page quotes the cell ddp; joules, and the file has 0"),
+        ("<!-- =kills[mode] --><!-- = -->", "kills: a page quotes the cell mode, and the file has 3"),
     ],
 )
 def test_a_page_that_shows_what_is_not_there_is_refused(page, why):
