@@ -30,10 +30,12 @@ WORKLOAD = {
 }
 PLACES = {"one process": (1, 2, "spmd"), "two processes": (2, 1, "multiprocess")}
 """Nodes, devices of each, and the mode whose step is a replica's."""
+EXCHANGES = ({}, {"accumulate": 2}, {"precision": "bfloat16"})
+"""Of the workload of which exchanges are counted, what differs from that which is timed."""
 PROGRAMS = re.compile(r"jit__(train|accumulate|apply)_replica\.cpu_after_optimizations\.txt$")
 COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(")
 """The line of XLA's text that has one: the types of its results, and its name."""
-BYTES = {"f32": 4, "f64": 8, "s32": 4, "pred": 1}
+BYTES = {"f32": 4, "f64": 8, "bf16": 2, "s32": 4, "pred": 1}
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,12 @@ def exchange_of(config: RunConfig) -> Exchange:
 
 
 def collectives_in(folder: Path, micro_batches: int) -> Exchange:
-    """The collectives of a step, from the texts of its programs."""
+    """The collectives of a step, from the texts of its programs, which two processes may number differently."""
     collectives: Counter[str] = Counter()
     num_bytes = 0
-    for path in folder.iterdir():
-        if not (program := PROGRAMS.search(path.name)):
-            continue
-        times = micro_batches if program[1] == "accumulate" else 1
+    paths = {found[1]: path for path in folder.iterdir() if (found := PROGRAMS.search(path.name))}
+    for program, path in paths.items():
+        times = micro_batches if program == "accumulate" else 1
         for types, name in COLLECTIVE.findall(path.read_text()):
             collectives[name] += times
             num_bytes += times * sum(
@@ -95,11 +96,14 @@ def main() -> None:
     exchanges, timed, ratios = [], [], []
     for model in arguments.model:
         workload = Workload(model=model, **WORKLOAD)
-        for micro_batches in (1, 2):
-            each = workload.changed(accumulate=micro_batches)
-            for mode in ("spmd", "jit"):
-                exchange = exchange_of(config_of(mode, 1, 2, each))
-                exchanges.append((model, micro_batches, mode, exchange.in_words, exchange.megabytes))
+        for change in EXCHANGES:
+            each = workload.changed(**change)
+            for place, (nodes, devices, mode) in PLACES.items():
+                for way in (mode, "jit"):
+                    found = exchange_of(config_of(way, nodes, devices, each))
+                    exchanges.append(
+                        (model, place, each.precision, each.accumulate, way, found.in_words, found.megabytes)
+                    )
         for place, (nodes, devices, mode) in PLACES.items():
             replicas, whole = speeds(
                 [config_of(name, nodes, devices, workload) for name in (mode, "jit")], arguments.rounds
@@ -117,7 +121,7 @@ def main() -> None:
         tables=[
             table(
                 [
-                    *text("model"),
+                    *text("model", "devices in", "precision"),
                     number("micro-batches", "d"),
                     *text("mode", "collectives of a step"),
                     number("MB", ".2f"),

@@ -52,9 +52,11 @@ OF_SEVERAL = (("tensorflow", 2, "mirrored"), ("jax", 2, "jit"))
 """Framework, devices, and the mode that `keras-fit` is compared with."""
 
 
-def config_of(framework: str, devices: int, mode: str, workload: Workload) -> RunConfig:
+def config_of(framework: str, devices: int, mode: str, workload: Workload, is_timed: bool) -> RunConfig:
     cluster = Cluster.partition(1, devices, device="cpu")
-    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+    # As Keras computes them: the ratio is to show what Keras costs, and not XLA's convolutions.
+    tune = {"convolutions": "kernel"} if is_timed and framework == "jax" and mode != "keras-fit" else {}
+    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, tune=tune)
 
 
 def in_words(model: str, options: Mapping[str, Any], rounds: int) -> str:
@@ -109,7 +111,10 @@ def main() -> None:
             (
                 f"{framework} {mode}",
                 devices,
-                [config_of(framework, devices, name, Workload(model=model, **options)) for name in (mode, "keras-fit")],
+                [
+                    config_of(framework, devices, name, Workload(model=model, **options), not arguments.same)
+                    for name in (mode, "keras-fit")
+                ],
             )
             for framework, devices, mode in (*OWN, *OF_SEVERAL)
             if framework in arguments.framework

@@ -246,7 +246,6 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="Keras's own fit under MirroredStrategy, to measure what it costs",
         collective={"cpu": "ring", "gpu": "nccl"},
         drops=True,
-        inexact="Keras rounds the constants of its optimizers to float32, also in a float64 run",
     ),
     ("tensorflow", "tpu"): Mode(
         target="tensorflow.modes:Tpu",

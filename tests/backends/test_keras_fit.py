@@ -28,6 +28,7 @@ def trained(mode, run_dir, workload, framework="tensorflow", devices=2, **change
         pytest.param("torch", 1, "vit-narrow", marks=KERAS),
         pytest.param("jax", 2, "toy-bn", marks=[pytest.mark.jax, KERAS]),
         pytest.param("jax", 1, "vit-narrow", marks=[pytest.mark.jax, KERAS, pytest.mark.long]),
+        pytest.param("tensorflow", 2, "toy-bn", marks=pytest.mark.tensorflow),
     ],
 )
 @pytest.mark.usefixtures("warm")

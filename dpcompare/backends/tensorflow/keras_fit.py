@@ -13,6 +13,7 @@ from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
 from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, slots_of
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
+from dpcompare.config.optimizers import ADAM_BETAS
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
 
@@ -29,6 +30,8 @@ class KerasFit(TensorFlowBackend):
             self._loss = _WeightedLoss(self._dtype, self.row_losses)
             # The formula of our optimizer.py, in a dozen operations per variable instead of one.
             self._adam = adam(self.model)
+            if self.workload.precision == "float64":  # a Python float becomes float32 where Keras casts it
+                self._adam.beta_1, self._adam.beta_2 = (tf.constant(beta, self._dtype) for beta in ADAM_BETAS)
             self.model.compile(optimizer=self._adam, loss=self._loss, jit_compile=False)
         self._steps = StepsMade(self._adam)
         self.optimizer.slots = {
@@ -65,8 +68,9 @@ class KerasFit(TensorFlowBackend):
 
     def describe(self) -> Description:
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
-        if self.workload.precision == "float64":
-            optimizer = description.settings["optimizer"] | {"constants": "rounded to float32"}
+        if any(isinstance(layer, keras.layers.Embedding) for layer in self.model.layers):
+            # Of an embedding, TensorFlow has a gradient for each lookup, and Keras squares each: others square their sum.
+            optimizer = description.settings["optimizer"] | {"squares of an embedding": "of each lookup"}
             return description.with_settings(optimizer=optimizer)
         return description
 
