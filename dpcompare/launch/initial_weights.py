@@ -135,6 +135,11 @@ def idle_dropout(run: PreparedRun) -> str | None:
         return None
     dropping = [layer for layer in _layers(run, run.inputs.num_classes) if layer.settings.get("rate")]
     idle = [layer for layer in dropping if run.framework == "jax" or layer.written_in == KERAS]  # torch's own draw
+    if keyed := [layer for layer in _layers(run, run.inputs.num_classes) if layer.settings.get("idle_rate")]:
+        return (
+            f"dropout of {workload.model} ({listed(keyed)}) drops nothing: {keyed[0].written_in} draws it from a key, "
+            "and a step has none; write the model with flax.nnx if it should drop"
+        )
     if not idle:
         return None
     shared = MODES[run.framework, run.mode].supported_values.get("regularization", ("shared",))

@@ -37,11 +37,9 @@ class CustomModel:
     """Makes a module of Flax NNX that takes (rows, image_size, image_size, 3), one of Equinox that takes one image, (3,
     image_size, image_size), or a pair of functions.
 
-    `init()` gives the tensors by the names that they have in torch, and in its layouts. `apply(tensors, images, *,
-    training, axis_name)` takes (rows, image_size, image_size, 3) and gives the logits, and a dict: in training every
-    new running statistic by its name, and by a layer's name its features, so that `verify` can name the layer that
-    differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None. With an argument `drop`,
-    it gets the function `dpcompare.backends.jax.model.Dropping`, which applies dropout."""
+    The functions are `init()`, which gives the tensors by torch's names and in its layouts, and `apply(tensors, images,
+    *, training, axis_name)`, which gives the logits and a dict; with an argument `drop`, it gets a
+    `dpcompare.backends.jax.model.Dropping`. docs/custom_models.md says what the dict holds."""
     keras: Factory | None = None
     """Makes a keras.Model as for `tensorflow`, in each framework for which there is no factory of its own."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
@@ -70,8 +68,8 @@ class CustomModel:
         factory: Factory | None = getattr(self, framework) or self.keras
         if factory is None:
             raise RequestError(
-                f"model: received one without a factory for {framework}; give CustomModel({framework}=...), or "
-                "CustomModel(keras=...) for all frameworks"
+                f"model: received one without a factory for {framework}; give CustomModel({framework}=...), "
+                "CustomModel(keras=...) for all frameworks, or name frameworks without it"
             )
         return _made_by(factory, image_size, num_classes)
 

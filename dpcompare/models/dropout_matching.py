@@ -111,7 +111,8 @@ def _unlike_drops(of_reference: Layers, of_other: Layers, frameworks: tuple[str,
 MOST_DRAWS = 100_000
 """For an image, 4 bytes each: more would make batches larger than those of the images themselves (150,528 values)."""
 SHARED_LAYERS = (
-    "nn.Dropout or nn.Dropout2d in torch, keras.layers.Dropout or SpatialDropout2D in TensorFlow, nnx.Dropout in JAX"
+    "nn.Dropout or nn.Dropout2d in torch, Dropout or SpatialDropout2D in Keras, nnx.Dropout or the argument `drop` of "
+    "`apply` in JAX"
 )
 OUTSIDE_OF_LAYERS = f"outside its layers of dropout; expected {SHARED_LAYERS}"
 """What is said of a model of which `randomness` has found some."""
@@ -130,11 +131,7 @@ def drops_of(model: str, framework: str, layers: Layers) -> tuple[Drop, ...]:
     """
     dropping = _dropping(layers)
     called = Counter(layer.name for layer in dropping for _ in range(layer.settings["calls"]))
-    problems = (
-        []
-        if dropping
-        else ["it has no layer that drops features (JAX: nnx.Dropout, or the argument `drop` of `apply`)"]
-    )
+    problems = [] if dropping else [f"it has no layer that drops features; expected {SHARED_LAYERS}"]
     if any(layer.settings.get("random") for layer in layers):
         problems.append(f"it draws random numbers in training, {OUTSIDE_OF_LAYERS}")
     for layer in dropping:

@@ -170,6 +170,20 @@ def test_another_epsilon_is_named_before_the_first_run(elsewhere):
     assert not (elsewhere / "study").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_dropout_of_equinox_is_said_to_drop_nothing(elsewhere):
+    (elsewhere / "nets.py").write_text(NETS)
+    asked = ["jax:single", "--model", "nets:of_equinox", "--image-size", "17", "--dataset", "synthetic-mini"]
+    trained = invoke("run", *asked, "--steps", "2", "--run-dir", "trained")
+    assert trained.code == 0, trained.stderr
+    said = "dropout of nets:of_equinox (drop) drops nothing: Equinox draws it from a key, and a step has none"
+    assert said in " ".join(trained.stderr.split())
+    refused = invoke("run", *asked, "--regularization", "shared", "--run-dir", "refused")
+    assert refused.code == 2
+    assert "in jax it has no layer that drops features; expected" in " ".join(refused.stderr.split())
+
+
 MODULES = """
 import equinox as eqx
 import jax
@@ -389,7 +403,7 @@ REFUSED = {
     "Seeded": "'Seeded' takes the arguments num_classes, rngs; expected a class or a function that makes a model",
     "Bridged": "has a module of flax.linen (inner), whose tensors are made when it is first called; expected layers",
     "unmade": "has shapes without values; expected a module made outside nnx.eval_shape",
-    "Linen": "gave a Linen; expected a module of flax.nnx (those of flax.linen are not taken) or of Equinox",
+    "Linen": "write a module of flax.linen in flax.nnx, or a pair of functions that call it",
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "Keyed": "requires the argument key, and dpcompare passes images alone; expected the default None, since layers of",

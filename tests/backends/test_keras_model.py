@@ -10,6 +10,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.backends.custom_model import described_layers
+from dpcompare.errors import RequestError
 from tests.support.custom import checks_of, said_of
 from tests.support.marks import KERAS, in_each_framework_of_keras, with_mark
 
@@ -256,6 +257,30 @@ def test_a_model_of_keras_trains_in_bfloat16(tmp_path, framework):
     assert apart.max() < 0.05
 
 
+BY_TORCH = """
+import keras
+
+class OfTorch(keras.layers.Layer):
+    def call(self, x):
+        import torch
+        return torch.tanh(x)
+
+def net(num_classes):
+    last = keras.layers.Flatten(), keras.layers.Dense(num_classes)
+    return keras.Sequential([keras.Input((4, 4, 3)), OfTorch(), *last])
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.jax
+@pytest.mark.slow
+def test_a_layer_of_one_framework_is_refused_in_another(elsewhere):
+    (elsewhere / "nets.py").write_text(BY_TORCH)
+    with pytest.raises(RequestError, match=r"(?s)failed in jax .*; expected layers that compute with keras\.ops alone"):
+        described_layers("nets:net", "jax", sys.executable, 4, 4)
+    assert described_layers("nets:net", "torch", sys.executable, 4, 4)
+
+
 MODELS = """
 import keras
 import numpy as np
@@ -403,8 +428,8 @@ IN_ALL = {
     "normalization": "has the tensor normalization.mean, which is not trained; expected no others than BatchNorm's",
     "transposed": "has the kernel of up (Conv2DTranspose), whose layout is not known here; expected kernels of",
     "own_kernel": "has the kernel of own (Kernel), whose layout is not known here; expected kernels of DepthwiseConv2D",
-    "composed": "has layers inside its layer composed (Composed); expected layers that contain no others: instead of",
-    "nested": "has layers inside its layer sequential (Sequential); expected layers that contain no others: instead of",
+    "composed": "has layers inside its layer composed (Composed); expected layers that contain no others: write",
+    "nested": "has layers inside its layer sequential (Sequential); expected layers that contain no others: go on",
     "no_logits": "gives (None, 4, 4, 4) in {framework}; expected logits (None, 4)",
     "Subclass": "whose layers Keras does not know before it is called; expected a keras.Sequential, or a functional",
 }

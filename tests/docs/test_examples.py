@@ -1,4 +1,4 @@
-"""The examples of the docs that take datasets of other libraries, on small files in their formats."""
+"""The examples of the docs: models of other libraries, and datasets of theirs on small files in their formats."""
 
 import os
 import struct
@@ -9,8 +9,30 @@ import pytest
 
 from dpcompare.data.store import open_store
 from tests.support.command import dpcompare
+from tests.support.custom import checks_of
+from tests.support.marks import KERAS
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.mark.torch
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("flax", {"regularization": "shared"}),
+        ("equinox", {}),
+        pytest.param("keras", {"regularization": "shared"}, marks=KERAS),
+    ],
+)
+@pytest.mark.usefixtures("warm")
+def test_models_of_other_libraries_have_twins_in_torch(monkeypatch, model, asked):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")]))
+    checks = checks_of(f"other_libraries:{model}", ("torch", "jax"), ("single",), **asked)
+    assert [check for check in checks if not check.passed] == []
+    assert {"evaluation logits", "gradient"} <= {check.name for check in checks}
 
 
 @pytest.mark.torch

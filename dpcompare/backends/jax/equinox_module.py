@@ -47,10 +47,14 @@ class EquinoxModel:
                     "Conv2d, LayerNorm and GroupNorm"
                 )
         require_called_with_images(module, name, "the default None, since layers of dropout drop nothing")
-        paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, NORMS))
-        self.norms = frozenset(_joined(path) for path, part in paths if isinstance(part, NORMS))
-        self.settings = {_joined(path): {"epsilon": part.eps} for path, part in paths if isinstance(part, NORMS)}
-        """Layer that normalises -> what must be the same in other frameworks."""
+        parts = _parts(module, (*NORMS, eqx.nn.Dropout))
+        self.norms = frozenset(name for name, part in parts.items() if isinstance(part, NORMS))
+        self.settings = {name: {"epsilon": parts[name].eps} for name in self.norms} | {
+            name: {"idle_rate": part.p}
+            for name, part in parts.items()
+            if isinstance(part, eqx.nn.Dropout) and part.p and not part.inference
+        }
+        """Layer that normalises or drops -> what must be the same in other frameworks, or is left out."""
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [_joined(path) for path, _ in leaves]
@@ -75,6 +79,12 @@ class EquinoxModel:
         values = [tensors[name].reshape(shape) for name, shape in zip(self._names, self._shapes, strict=True)]
         module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
         return jax.vmap(module)(images.transpose(0, 3, 1, 2)), {}
+
+
+def _parts(module: eqx.Module, kinds: tuple[type, ...]) -> dict[str, Any]:
+    """The parts of a module that are of some kinds, by name."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, kinds))
+    return {_joined(path): part for path, part in paths if isinstance(part, kinds)}
 
 
 def _keeps_state(part: Any) -> bool:

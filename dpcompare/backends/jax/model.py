@@ -182,8 +182,8 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
             name,
             "jax",
             made,
-            "a module of flax.nnx (those of flax.linen are not taken) or of Equinox, a keras.Model, or a pair of "
-            "functions, init and apply (docs/custom_models.md)",
+            "a module of flax.nnx or of Equinox, a keras.Model, or a pair of functions, init and apply "
+            "(docs/custom_models.md); write a module of flax.linen in flax.nnx, or a pair of functions that call it",
         )
     init, function = made
     if "drop" in inspect.signature(function).parameters:
@@ -296,7 +296,12 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         Layer(name=layer, tensors=of_layer, settings=pair.settings.get(layer, {}), written_in=pair.written_in)
         for layer, of_layer in shapes.items()
     )
-    return [*with_tensors, *drops]
+    idle = (
+        Layer(name=layer, settings=settings, written_in=pair.written_in)
+        for layer, settings in pair.settings.items()
+        if "idle_rate" in settings
+    )
+    return [*with_tensors, *drops, *idle]
 
 
 @contextmanager

@@ -143,10 +143,14 @@ def _refuse_inner_layers(model: keras.Model, name: str) -> None:
     """Raise RequestError if a layer of a model contains others, whose variables would get no layouts of their own."""
     for layer in model.layers:
         if any(inner.variables for inner in layer._flatten_layers(include_self=False)):
+            instead = (
+                "go on from its output instead, keras.Model(base.input, head(base.output))"
+                if isinstance(layer, keras.Model)
+                else "write its parts as layers of the model"
+            )
             raise RequestError(
                 f"model: {name!r} has layers inside its layer {layer.name} ({type(layer).__name__}); expected layers "
-                "that contain no others: instead of a nested model, go on from its output, "
-                "keras.Model(base.input, head(base.output))"
+                f"that contain no others: {instead}"
             )
 
 
@@ -260,7 +264,7 @@ def _draws(layer: keras.layers.Dropout, features: Shape) -> int:
 
 def layer_outputs(model: keras.Model) -> dict[str, FrameworkArray]:
     """Framework-neutral name of each layer with weights -> what it gives in this model."""
-    # Not layer.output: of a layer that is in two models, as those of `_with_shared_drops` are, that is of the first.
+    # Not layer.output: of a layer that is in two models, as in TensorFlow with shared dropout, that is of the first.
     given = {node.operation.name: node.output_tensors[0] for node in _nodes(model)}
     return {
         layer_name(model, layer): given[layer.name]

@@ -69,7 +69,7 @@ class KerasFit(TensorFlowBackend):
     def describe(self) -> Description:
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
         if any(isinstance(layer, keras.layers.Embedding) for layer in self.model.layers):
-            # Of an embedding, TensorFlow has a gradient for each lookup, and Keras squares each: others square their sum.
+            # TensorFlow has a gradient of an embedding for each lookup. Keras squares each, torch and JAX their sum.
             optimizer = description.settings["optimizer"] | {"squares of an embedding": "of each lookup"}
             return description.with_settings(optimizer=optimizer)
         return description
