@@ -26,7 +26,7 @@ from dpcompare.experiments.checks import (
 )
 from dpcompare.experiments.contenders import Contender, Group
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, Runs, Say, config_of, until_done
-from dpcompare.launch.initial_weights import matches_in_words, with_matched_layers
+from dpcompare.launch.initial_weights import matches_in_words, tensors_in_words, with_matched_layers
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.system.signals import terminated_as_interrupted
 
@@ -152,7 +152,9 @@ def verify(
         )
         for group in groups
     ]
-    for line in dict.fromkeys(line for group in configs for line in matches_in_words(group)):
+    for line in dict.fromkeys(
+        line for group in configs for line in (*matches_in_words(group), *tensors_in_words(group))
+    ):
         say(line)
     with (
         terminated_as_interrupted(),

@@ -18,6 +18,7 @@ from dpcompare.models.layer_matching import (
     NO_NAMES,
     OWN_FORWARD,
     Layer,
+    layouts_in_words,
     listed,
     match,
     matched_in_words,
@@ -122,6 +123,13 @@ def matches_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
     """How layers with other names were matched, a line for each framework and model."""
     for model, layers in {run.workload.model: run.inputs.layers for run in runs}.items():
         yield from matched_in_words(model, layers)
+
+
+def tensors_in_words(runs: Sequence[PreparedRun]) -> Iterator[str]:
+    """Which tensors of custom models have other names or layouts in their library, a line for each framework."""
+    for run in runs:
+        if is_custom(run.workload.model):
+            yield from layouts_in_words(run.workload.model, run.framework, _layers(run, run.inputs.num_classes))
 
 
 def idle_dropout(run: PreparedRun) -> str | None:

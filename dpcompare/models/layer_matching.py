@@ -33,6 +33,8 @@ class Layer:
     """What of `_SETTINGS` and `sides` is known of it; of dropout see `dpcompare.models.dropout_matching`."""
     written_in: str = ""
     """The library that it is written in, where that is known."""
+    sources: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    """Tensor -> its name and shape in that library, if one of them is another."""
 
     @property
     def shown_tensors(self) -> str:
@@ -128,6 +130,34 @@ def matched_in_words(model: str, layers: Mapping[str, Mapping[str, str]]) -> Ite
     for framework, names in layers.items():
         pairs = ", ".join(f"{name} = {neutral}" for name, neutral in names.items())
         yield f"{framework} has other names for the layers of {model}; matched by order and shape: {pairs}"
+
+
+def layouts_in_words(model: str, framework: str, layers: Layers) -> Iterator[str]:
+    """Which tensors of a library became which of the neutral names and layouts, in a line if there are any.
+
+    Args:
+        model: its name.
+        framework: of the layers.
+        layers: all of them.
+    """
+    alike: dict[tuple[str, str, int], list[tuple[Layer, str]]] = {}
+    for layer in layers:
+        for tensor, (source, shape) in layer.sources.items():
+            alike.setdefault((source, tensor, len(shape)), []).append((layer, tensor))
+    if alike:
+        yield f"tensors of {model} in {framework}: " + "; ".join(
+            f"{_laid_out(*found[0])} in {found[0][0].name}" + (f" and {len(found) - 1} more" if found[1:] else "")
+            for found in alike.values()
+        )
+
+
+def _laid_out(layer: Layer, tensor: str) -> str:
+    """`kernel (3, 3, 3, 8) is weight (8, 3, 3, 3)`, without shapes if they are the same."""
+    source, shape = layer.sources[tensor]
+    if tuple(shape) == tuple(layer.tensors[tensor]):
+        return f"{source} is {tensor}"
+    before, after = (", ".join(map(str, each)) for each in (shape, layer.tensors[tensor]))
+    return f"{source} ({before}) is {tensor} ({after})"
 
 
 def match(

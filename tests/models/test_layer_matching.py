@@ -4,7 +4,15 @@ import pytest
 
 from dpcompare.errors import RequestError
 from dpcompare.models.dropout_matching import unlike_dropout
-from dpcompare.models.layer_matching import Layer, match, require_equal, same_padding, shapes_of, window_settings
+from dpcompare.models.layer_matching import (
+    Layer,
+    layouts_in_words,
+    match,
+    require_equal,
+    same_padding,
+    shapes_of,
+    window_settings,
+)
 
 BOTH = ("torch", "tensorflow")
 CONV = {"weight": (8, 3, 3, 3), "bias": (8,)}
@@ -43,6 +51,21 @@ def test_other_names_are_matched_by_order_and_shapes():
     matching = match("net:model", layers(a=CONV, b=NORM, c=DENSE), layers(conv=CONV, norm=NORM, c=DENSE), BOTH)
     assert matching.names == {"conv": "a", "norm": "b", "c": "c"}
     assert list(matching.names) == ["conv", "norm", "c"]
+
+
+def test_tensors_of_a_library_are_shown_once_for_each_rule():
+    conv = {"weight": ("kernel", (3, 3, 3, 8))}
+    found = [
+        Layer(name="a", tensors=CONV, sources=conv),
+        Layer(name="b", tensors=CONV, sources=conv),
+        Layer(name="n", tensors=NORM, sources={"weight": ("scale", (8,))}),
+        Layer(name="plain", tensors=CONV),
+    ]
+    (line,) = layouts_in_words("net:model", "jax", found)
+    assert line == (
+        "tensors of net:model in jax: kernel (3, 3, 3, 8) is weight (8, 3, 3, 3) in a and 1 more; scale is weight in n"
+    )
+    assert list(layouts_in_words("net:model", "torch", layers(a=CONV))) == []
 
 
 def test_layers_without_tensors_are_no_part_of_the_order():

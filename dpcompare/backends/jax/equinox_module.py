@@ -63,6 +63,12 @@ class EquinoxModel:
         self._initial = {
             tensor: _in_torch(tensor, np.asarray(value)) for tensor, (_, value) in zip(self._names, leaves, strict=True)
         }
+        self.sources = {
+            tensor: ("bias", shape)
+            for tensor, shape in zip(self._names, self._shapes, strict=True)
+            if shape != self._initial[tensor].shape
+        }
+        """Tensor -> its name and shape in Equinox, where one of them is another."""
         places: dict[int, str] = {}
         for tensor, (_, value) in zip(self._names, leaves, strict=True):
             if (first := places.setdefault(id(value), tensor)) != tensor:

@@ -152,6 +152,12 @@ class FlaxModel:
                 f"model: {name!r} has tensors outside its layers: {', '.join(map(_joined, places))}; expected layers "
                 "as attributes of modules or in lists, and random numbers in nnx.Dropout alone"
             )
+        self.sources = {
+            tensor.name: (tensor.variable, tuple(leaves[place][1].shape))
+            for tensor, place in zip(self._tensors, self._places, strict=True)
+            if tensor.name.rpartition(".")[2] != tensor.variable
+        }
+        """Tensor -> its name and shape in Flax, where one of them is another."""
         # On the host: on a device they would count as memory of the training.
         self._initial = {
             tensor.name: np.asarray(leaves[place][1]).transpose(tensor.axes)

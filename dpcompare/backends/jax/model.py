@@ -148,6 +148,8 @@ class Pair(NamedTuple):
     """As of a `Layer`."""
     norms: Collection[str] = ()
     """Layers that normalise, where that is known: in bfloat16 their tensors stay float32."""
+    sources: Mapping[str, tuple[str, Shape]] = MappingProxyType({})
+    """Tensor -> as of a `Layer`."""
     computes_in_bfloat16: bool = False
     """Whether it itself computes in bfloat16 where asked, from tensors in float32."""
 
@@ -176,7 +178,7 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
         written_in, target = library
         module, _, kind = target.partition(":")
         model = getattr(import_module(f"dpcompare.backends.jax.{module}"), kind)(name, made)
-        return Pair(model.init, model.apply, model.settings, written_in, model.norms)
+        return Pair(model.init, model.apply, model.settings, written_in, model.norms, model.sources)
     if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
         raise refuse_made(
             name,
@@ -293,7 +295,13 @@ def custom_layers(name: str, image_size: int, num_classes: int) -> list[Layer]:
         layer, _, kind = key.rpartition(".")
         shapes.setdefault(layer, {})[kind] = shape
     with_tensors = (
-        Layer(name=layer, tensors=of_layer, settings=pair.settings.get(layer, {}), written_in=pair.written_in)
+        Layer(
+            name=layer,
+            tensors=of_layer,
+            settings=pair.settings.get(layer, {}),
+            written_in=pair.written_in,
+            sources={kind: pair.sources[key] for kind in of_layer if (key := f"{layer}.{kind}") in pair.sources},
+        )
         for layer, of_layer in shapes.items()
     )
     idle = (

@@ -95,7 +95,8 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
         )
-    tensors: dict[str, dict[str, tuple[int, ...]]] = {}
+    tensors: dict[str, dict[str, Shape]] = {}
+    sources: dict[str, dict[str, tuple[str, Shape]]] = {}
     of_variables: dict[int, str] = {}
     for mapped in mapped_variables(model):
         if (first := of_variables.setdefault(id(mapped.variable), mapped.name)) != mapped.name:
@@ -108,6 +109,9 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
                 "models and hold each kind of tensor once"
             )
         of_layer[kind] = mapped.neutral_shape
+        own = mapped.variable.name, tuple(mapped.variable.shape)
+        if own != (kind, mapped.neutral_shape):
+            sources.setdefault(layer, {})[kind] = own
     _refuse_unknown_kernels(model, name)
     settings = {layer.name: settings_of(layer, model) for layer in model.layers}
     layers = [
@@ -116,6 +120,7 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
             tensors=tensors.get(layer_name(model, layer), {}),
             settings=settings[layer.name],
             written_in=KERAS,
+            sources=sources.get(layer_name(model, layer), {}),
         )
         for layer in model.layers
         if layer.weights or settings[layer.name]
