@@ -243,8 +243,9 @@ def test_products_in_jax_are_in_bfloat16(elsewhere):
 @pytest.mark.usefixtures("warm", "elsewhere")
 def test_a_model_of_keras_trains_in_bfloat16(tmp_path, framework):
     workload = Workload(
-        model="nets:net", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0
-    )
+        model="nets:net", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0,
+        regularization="shared",
+    )  # fmt: skip
     cluster = Cluster.partition(1, 1, device="cpu")
     losses = {}
     for precision in ("bfloat16", "float32"):
