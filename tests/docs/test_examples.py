@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.data.store import open_store
 from tests.support.command import dpcompare
 from tests.support.custom import checks_of
@@ -33,6 +34,30 @@ def test_models_of_other_libraries_have_twins_in_torch(monkeypatch, model, asked
     checks = checks_of(f"other_libraries:{model}", ("torch", "jax"), ("single",), **asked)
     assert [check for check in checks if not check.passed] == []
     assert {"evaluation logits", "gradient"} <= {check.name for check in checks}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "mode", "model"),
+    [
+        pytest.param("torch", "ddp", "flax", marks=pytest.mark.torch),  # the twin in torch
+        pytest.param("tensorflow", "mirrored", "keras", marks=pytest.mark.tensorflow),
+    ],
+)
+@pytest.mark.usefixtures("warm")
+def test_what_a_model_itself_draws_repeats_with_its_seed(tmp_path, monkeypatch, framework, mode, model):
+    monkeypatch.chdir(EXAMPLES)
+    nodes, devices = (2, 1) if mode == "ddp" else (1, 2)
+    losses = []
+    for number, seed in enumerate((0, 0, 1)):
+        workload = Workload(
+            model=f"other_libraries:{model}", image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=3,
+            warmup_steps=0, seed=seed,
+        )  # fmt: skip
+        cluster = Cluster.partition(nodes, devices, device="cpu")
+        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+        losses.append(run(config, tmp_path / str(number)).train_loss)
+    assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.torch

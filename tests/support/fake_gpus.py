@@ -265,6 +265,7 @@ def see(count: int) -> None:
     """Have torch see so many GPUs from now on."""
     global visible
     visible, torch.cuda._cached_device_count = count, None
+    torch.cuda.default_generators = tuple(torch.Generator() for _ in range(count))
 
 
 def _replace_driver(name: str) -> None:
@@ -290,7 +291,6 @@ def _replace_driver(name: str) -> None:
             warp_size=32, max_threads_per_multi_processor=2048, gcnArchName="", uuid="GPU-0",
         )  # fmt: skip
         torch.cuda._get_device_properties = lambda index: (check(index), properties)[1]
-        torch.cuda.default_generators = tuple(torch.Generator() for _ in range(visible))
 
     def statistics(index: int) -> dict[str, Any]:
         held = sum(storage.nbytes() for storage, gpu in _held.values() if gpu == check(index))

@@ -103,6 +103,7 @@ class TensorFlowBackend(Inspectable):
 
     def _build(self) -> None:
         """The model, its optimizer and the sums of its gradients; called inside the strategy's scope."""
+        tf.keras.utils.set_random_seed(self.seed_of_own_draws())  # a layer of dropout is seeded where it is made
         self.model = self.build_model()
         self._parameters = [variable.value for variable in self.model.trainable_variables]
         # The model's list of what is not trained also holds the seeds of its dropout layers.

@@ -138,6 +138,7 @@ class TorchBackend(Inspectable):
         self._ends_of_steps: deque[torch.cuda.Event] = deque(maxlen=MOST_ENDS_KEPT)
         self.optimizer.register_step_post_hook(self._count_optimizer_step)
         RuledUpdates(UpdateRules.of(workload), self.parallel, steps_taken=lambda: self._step).register(self.optimizer)
+        self._seed_own_draws()
 
     def replicate(self) -> nn.Module:
         """The model as it is trained, on all devices of the mode."""
@@ -325,6 +326,13 @@ class TorchBackend(Inspectable):
             self.optimizer, dict(self.model.named_parameters()), state.optimizer, state.step, self.parallel.copy_into
         )
         self._step = state.step
+        self._seed_own_draws()
+
+    def _seed_own_draws(self) -> None:
+        """Seed what nn.Dropout draws from, which torch itself seeds otherwise in each process."""
+        seed = self.seed_of_own_draws(self._step, self.data_parallel_rank)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would load torch's compiler, which takes a second
+        torch.cuda.manual_seed_all(seed)
 
     def _load_model(self, state: State) -> None:
         tensors = self._tensors()
