@@ -87,14 +87,14 @@ class Backend(ABC):
         """Threads that read this process's batches: as many for each replica in every mode."""
         return self.config.input_threads * max(1, self.config.topology.num_replicas // self.data_parallel_size)
 
-    def seed_of_own_draws(self, step: int = 0, rank: int = 0) -> int:
-        """A seed of 32 bits for the framework's own generator, from which layers of a user draw: so runs repeat.
+    def _seed_of_own_draws(self, step: int, *generator: int) -> int:
+        """A seed of 32 bits for what layers of a user draw from in a framework, so that runs with one seed repeat.
 
         Args:
-            step: after which it draws.
-            rank: of the process, where each draws by itself.
+            step: after which they draw.
+            generator: which of several it is, as numbers.
         """
-        entropy = [self.workload.seed, 3, rank, step]  # 0 to 2: weights, order, augmentations
+        entropy = [self.workload.seed, 3, step, *generator]  # 0 to 2: weights, order, augmentations
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     @property

@@ -94,15 +94,15 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
     except RequestError as error:
         return {"error": str(error)}
     except BaseException as error:  # whatever a user's model does, sys.exit included
-        return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error, framework)}"}
+        return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error)}"}
 
 
-def _expected(error: BaseException, framework: str) -> str:
-    """What a Keras model must be in each framework, if one has failed."""
+def _expected(error: BaseException) -> str:
+    """What a Keras model must be to train in each framework, if one has failed."""
     in_keras = any(
         frame.f_globals.get("__name__", "").startswith("keras.") for frame, _ in walk_tb(error.__traceback__)
     )
-    return "; expected layers that compute with keras.ops alone" if in_keras and framework != "tensorflow" else ""
+    return "; a layer of yours that calls one framework needs keras.ops to train in others" if in_keras else ""
 
 
 if __name__ == "__main__":

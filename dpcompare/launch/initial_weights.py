@@ -12,7 +12,7 @@ from dpcompare.config.modes import MODES
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.errors import RequestError
-from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dropout
+from dpcompare.models.dropout_matching import drops_of, matched_drops, unlike_dropout, without_a_key
 from dpcompare.models.layer_matching import (
     KERAS,
     NO_NAMES,
@@ -141,13 +141,11 @@ def idle_dropout(run: PreparedRun) -> str | None:
     workload = run.workload
     if not is_custom(workload.model) or workload.regularization == "shared" or run.framework == "tensorflow":
         return None
-    dropping = [layer for layer in _layers(run, run.inputs.num_classes) if layer.settings.get("rate")]
+    layers = _layers(run, run.inputs.num_classes)
+    if keyed := [layer for layer in layers if layer.settings.get("idle_rate")]:
+        return f"dropout of {workload.model} ({listed(keyed)}) {without_a_key(keyed[0])}"
+    dropping = [layer for layer in layers if layer.settings.get("rate")]
     idle = [layer for layer in dropping if run.framework == "jax" or layer.written_in == KERAS]  # torch's own draw
-    if keyed := [layer for layer in _layers(run, run.inputs.num_classes) if layer.settings.get("idle_rate")]:
-        return (
-            f"dropout of {workload.model} ({listed(keyed)}) drops nothing: {keyed[0].written_in} draws it from a key, "
-            "and a step has none; write the model with flax.nnx if it should drop"
-        )
     if not idle:
         return None
     shared = MODES[run.framework, run.mode].supported_values.get("regularization", ("shared",))

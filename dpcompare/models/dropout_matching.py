@@ -62,6 +62,14 @@ def matched_drops(of_reference: Layers, of_other: Layers) -> dict[str, str]:
     return dict(zip(other, twins, strict=False))
 
 
+def without_a_key(layer: Layer) -> str:
+    """What is said of a layer that would drop features if a step had a key for it."""
+    return (
+        f"drops nothing: {layer.written_in} draws dropout from a key, and a step has none; write the model with "
+        "flax.nnx if it should drop"
+    )
+
+
 def _dropping(layers: Layers) -> list[Layer]:
     return [layer for layer in layers if layer.settings.get("rate")]
 
@@ -132,6 +140,7 @@ def drops_of(model: str, framework: str, layers: Layers) -> tuple[Drop, ...]:
     dropping = _dropping(layers)
     called = Counter(layer.name for layer in dropping for _ in range(layer.settings["calls"]))
     problems = [] if dropping else [f"it has no layer that drops features; expected {SHARED_LAYERS}"]
+    problems += [f"{layer.name} {without_a_key(layer)}" for layer in layers if layer.settings.get("idle_rate")]
     if any(layer.settings.get("random") for layer in layers):
         problems.append(f"it draws random numbers in training, {OUTSIDE_OF_LAYERS}")
     for layer in dropping:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpcompare.errors import RequestError
 from dpcompare.models.spec import Shape
@@ -21,6 +21,15 @@ CHANNELS_LAST = "rows, columns, channels"
 """The order in which features are flattened."""
 
 
+class Source(NamedTuple):
+    """A tensor in the library that its layer is written in."""
+
+    name: str
+    shape: Shape
+    axes: tuple[int, ...] = ()
+    """Its axes in the order of the neutral layout; empty if that is the same."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """What a framework says of a layer of a model."""
@@ -33,8 +42,8 @@ class Layer:
     """What of `_SETTINGS` and `sides` is known of it; of dropout see `dpcompare.models.dropout_matching`."""
     written_in: str = ""
     """The library that it is written in, where that is known."""
-    sources: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
-    """Tensor -> its name and shape in that library, if one of them is another."""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """Tensor -> what it is in that library, if its name or its layout is another."""
 
     @property
     def shown_tensors(self) -> str:
@@ -140,24 +149,19 @@ def layouts_in_words(model: str, framework: str, layers: Layers) -> Iterator[str
         framework: of the layers.
         layers: all of them.
     """
-    alike: dict[tuple[str, str, int], list[tuple[Layer, str]]] = {}
+    alike: dict[tuple[Any, ...], list[str]] = {}
     for layer in layers:
-        for tensor, (source, shape) in layer.sources.items():
-            alike.setdefault((source, tensor, len(shape)), []).append((layer, tensor))
+        for tensor, source in layer.sources.items():
+            name, shape, axes = source
+            order = f" with its axes in the order {', '.join(map(str, axes))}" if axes else ""
+            shapes = f" {tuple(shape)}", f" {tuple(layer.tensors[tensor])}"
+            before, after = shapes if axes or shapes[0] != shapes[1] else ("", "")
+            example = f"{name}{before} is {tensor}{after}{order} in {layer.name}"
+            alike.setdefault((name, tensor, tuple(axes), len(shape)), []).append(example)
     if alike:
         yield f"tensors of {model} in {framework}: " + "; ".join(
-            f"{_laid_out(*found[0])} in {found[0][0].name}" + (f" and {len(found) - 1} more" if found[1:] else "")
-            for found in alike.values()
+            f"{first} and {len(others)} more" if others else first for first, *others in alike.values()
         )
-
-
-def _laid_out(layer: Layer, tensor: str) -> str:
-    """`kernel (3, 3, 3, 8) is weight (8, 3, 3, 3)`, without shapes if they are the same."""
-    source, shape = layer.sources[tensor]
-    if tuple(shape) == tuple(layer.tensors[tensor]):
-        return f"{source} is {tensor}"
-    before, after = (", ".join(map(str, each)) for each in (shape, layer.tensors[tensor]))
-    return f"{source} ({before}) is {tensor} ({after})"
 
 
 def match(

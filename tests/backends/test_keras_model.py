@@ -132,7 +132,7 @@ def test_fit_trains_a_model_of_keras_as_the_loop_does(tmp_path, framework):
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("elsewhere")
 def test_fit_in_tensorflow_squares_each_lookup_of_an_embedding(tmp_path):
-    """As soon as this fails, Keras squares the sum as torch and JAX do: take the words out of mode and page."""
+    """As soon as this fails, Keras squares the sum, as torch and JAX do: `describe` and the page need not say it."""
     workload = Workload(
         model="nets:looks_up", image_size=17, dataset="synthetic-mini", global_batch_size=16, steps=4, warmup_steps=0,
     )  # fmt: skip
@@ -277,7 +277,9 @@ def net(num_classes):
 @pytest.mark.slow
 def test_a_layer_of_one_framework_is_refused_in_another(elsewhere):
     (elsewhere / "nets.py").write_text(BY_TORCH)
-    with pytest.raises(RequestError, match=r"(?s)failed in jax .*; expected layers that compute with keras\.ops alone"):
+    with pytest.raises(
+        RequestError, match=r"(?s)failed in jax .*; a layer of yours that calls one framework needs keras\.ops"
+    ):
         described_layers("nets:net", "jax", sys.executable, 4, 4)
     assert described_layers("nets:net", "torch", sys.executable, 4, 4)
 

@@ -219,7 +219,7 @@ def test_another_mode_trains_what_one_device_trains(launched, arm):
     for name in ("sample_order_sha256", "weights_sha256", "store_sha256"):
         assert getattr(other, name) == getattr(one, name)
     assert_computed_like(other, one)
-    # Keras rounds Adam's constants, and with them 1 - beta2 by a hundred-thousandth.
+    # In float32, Keras rounds Adam's constants, and with them 1 - beta2 by a hundred-thousandth.
     tolerance = 1e-3 if MODES[arm[:2]].unverifiable else 1e-4
     assert np.abs(np.array(other.train_loss) - one.train_loss).max() < tolerance
     assert other.evaluations[-1].count == 359

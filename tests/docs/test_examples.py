@@ -9,6 +9,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.data.store import open_store
+from stress.injection import write_sitecustomize
 from tests.support.command import dpcompare
 from tests.support.custom import checks_of
 from tests.support.marks import KERAS
@@ -36,6 +37,12 @@ def test_models_of_other_libraries_have_twins_in_torch(monkeypatch, model, asked
     assert {"evaluation logits", "gradient"} <= {check.name for check in checks}
 
 
+OTHER_DRAWS = """
+def inject(module):
+    module.Backend._seed_of_own_draws = lambda self, step, *generator: 7 + sum(generator)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "mode", "model"),
@@ -48,16 +55,18 @@ def test_models_of_other_libraries_have_twins_in_torch(monkeypatch, model, asked
 def test_what_a_model_itself_draws_repeats_with_its_seed(tmp_path, monkeypatch, framework, mode, model):
     monkeypatch.chdir(EXAMPLES)
     nodes, devices = (2, 1) if mode == "ddp" else (1, 2)
-    losses = []
-    for number, seed in enumerate((0, 0, 1)):
-        workload = Workload(
-            model=f"other_libraries:{model}", image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=3,
-            warmup_steps=0, seed=seed,
-        )  # fmt: skip
-        cluster = Cluster.partition(nodes, devices, device="cpu")
-        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
-        losses.append(run(config, tmp_path / str(number)).train_loss)
-    assert losses[0] == losses[1] != losses[2]
+    workload = Workload(
+        model=f"other_libraries:{model}", image_size=32, dataset="synthetic-mini", global_batch_size=16, steps=3,
+        warmup_steps=0, precision="float64",
+    )  # fmt: skip
+    cluster = Cluster.partition(nodes, devices, device="cpu")
+    config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+    losses = [run(config, tmp_path / each).train_loss for each in ("first", "second")]
+    write_sitecustomize(tmp_path / "other", "dpcompare.backends.base", OTHER_DRAWS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "other"), os.environ.get("PYTHONPATH", "")]))
+    others = run(config, tmp_path / "third").train_loss
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert losses[0] != pytest.approx(others, rel=1e-6)
 
 
 @pytest.mark.torch

@@ -6,6 +6,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.dropout_matching import unlike_dropout
 from dpcompare.models.layer_matching import (
     Layer,
+    Source,
     layouts_in_words,
     match,
     require_equal,
@@ -54,17 +55,20 @@ def test_other_names_are_matched_by_order_and_shapes():
 
 
 def test_tensors_of_a_library_are_shown_once_for_each_rule():
-    conv = {"weight": ("kernel", (3, 3, 3, 8))}
+    conv = {"weight": Source("kernel", (3, 3, 3, 8), (3, 2, 0, 1))}
     found = [
         Layer(name="a", tensors=CONV, sources=conv),
         Layer(name="b", tensors=CONV, sources=conv),
-        Layer(name="n", tensors=NORM, sources={"weight": ("scale", (8,))}),
+        Layer(name="n", tensors=NORM, sources={"weight": Source("scale", (8,))}),
+        Layer(name="square", tensors={"weight": (8, 8)}, sources={"weight": Source("kernel", (8, 8), (1, 0))}),
         Layer(name="plain", tensors=CONV),
     ]
     (line,) = layouts_in_words("net:model", "jax", found)
-    assert line == (
-        "tensors of net:model in jax: kernel (3, 3, 3, 8) is weight (8, 3, 3, 3) in a and 1 more; scale is weight in n"
-    )
+    assert line.partition(": ")[2].split("; ") == [
+        "kernel (3, 3, 3, 8) is weight (8, 3, 3, 3) with its axes in the order 3, 2, 0, 1 in a and 1 more",
+        "scale is weight in n",
+        "kernel (8, 8) is weight (8, 8) with its axes in the order 1, 0 in square",
+    ]
     assert list(layouts_in_words("net:model", "torch", layers(a=CONV))) == []
 
 

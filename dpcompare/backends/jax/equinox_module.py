@@ -11,6 +11,7 @@ import numpy as np
 
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
+from dpcompare.models.layer_matching import Source
 from dpcompare.models.layers.in_jax import Tensors
 
 NORMS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
@@ -64,11 +65,11 @@ class EquinoxModel:
             tensor: _in_torch(tensor, np.asarray(value)) for tensor, (_, value) in zip(self._names, leaves, strict=True)
         }
         self.sources = {
-            tensor: ("bias", shape)
+            tensor: Source("bias", shape)
             for tensor, shape in zip(self._names, self._shapes, strict=True)
             if shape != self._initial[tensor].shape
         }
-        """Tensor -> its name and shape in Equinox, where one of them is another."""
+        """Tensor -> what it is in Equinox, where its shape is another."""
         places: dict[int, str] = {}
         for tensor, (_, value) in zip(self._names, leaves, strict=True):
             if (first := places.setdefault(id(value), tensor)) != tensor:

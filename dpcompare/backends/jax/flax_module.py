@@ -15,6 +15,7 @@ from jax import numpy as jnp
 
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
+from dpcompare.models.layer_matching import Source
 from dpcompare.models.layers.in_jax import Tensors
 from dpcompare.models.state import is_statistic
 
@@ -153,11 +154,15 @@ class FlaxModel:
                 "as attributes of modules or in lists, and random numbers in nnx.Dropout alone"
             )
         self.sources = {
-            tensor.name: (tensor.variable, tuple(leaves[place][1].shape))
+            tensor.name: Source(
+                tensor.variable,
+                tuple(leaves[place][1].shape),
+                tensor.axes if tensor.axes != tuple(range(len(tensor.axes))) else (),
+            )
             for tensor, place in zip(self._tensors, self._places, strict=True)
             if tensor.name.rpartition(".")[2] != tensor.variable
         }
-        """Tensor -> its name and shape in Flax, where one of them is another."""
+        """Tensor -> what it is in Flax, where its name or its layout is another."""
         # On the host: on a device they would count as memory of the training.
         self._initial = {
             tensor.name: np.asarray(leaves[place][1]).transpose(tensor.axes)

@@ -23,7 +23,7 @@ from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import CustomModel, custom_model, refuse_made, refuse_probabilities
 from dpcompare.models.dropout_matching import drop_settings
 from dpcompare.models.initial_weights import initial_weights
-from dpcompare.models.layer_matching import EQUINOX, FLAX, NO_NAMES, Layer
+from dpcompare.models.layer_matching import EQUINOX, FLAX, NO_NAMES, Layer, Source
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors, drop_factors
 from dpcompare.models.spec import IMAGE_CHANNELS, NO_COLUMNS, Shape, channels_first
 from dpcompare.models.state import is_statistic
@@ -148,7 +148,7 @@ class Pair(NamedTuple):
     """As of a `Layer`."""
     norms: Collection[str] = ()
     """Layers that normalise, where that is known: in bfloat16 their tensors stay float32."""
-    sources: Mapping[str, tuple[str, Shape]] = MappingProxyType({})
+    sources: Mapping[str, Source] = MappingProxyType({})
     """Tensor -> as of a `Layer`."""
     computes_in_bfloat16: bool = False
     """Whether it itself computes in bfloat16 where asked, from tensors in float32."""

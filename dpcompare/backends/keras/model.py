@@ -21,6 +21,7 @@ from dpcompare.models.layer_matching import (
     KERAS,
     NO_NAMES,
     Layer,
+    Source,
     order_flattened,
     same_padding,
     window_settings,
@@ -96,7 +97,7 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
             f"model: {name!r} gives {model.output_shape} in {framework}; expected logits (None, {num_classes})"
         )
     tensors: dict[str, dict[str, Shape]] = {}
-    sources: dict[str, dict[str, tuple[str, Shape]]] = {}
+    sources: dict[str, dict[str, Source]] = {}
     of_variables: dict[int, str] = {}
     for mapped in mapped_variables(model):
         if (first := of_variables.setdefault(id(mapped.variable), mapped.name)) != mapped.name:
@@ -109,9 +110,9 @@ def layers_of(model: keras.Model, name: str, framework: str, image_size: int, nu
                 "models and hold each kind of tensor once"
             )
         of_layer[kind] = mapped.neutral_shape
-        own = mapped.variable.name, tuple(mapped.variable.shape)
-        if own != (kind, mapped.neutral_shape):
-            sources.setdefault(layer, {})[kind] = own
+        if mapped.variable.name != kind or mapped.layout.axes:
+            source = Source(mapped.variable.name, tuple(mapped.variable.shape), mapped.layout.axes)
+            sources.setdefault(layer, {})[kind] = source
     _refuse_unknown_kernels(model, name)
     settings = {layer.name: settings_of(layer, model) for layer in model.layers}
     layers = [

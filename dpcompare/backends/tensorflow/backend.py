@@ -93,17 +93,23 @@ class TensorFlowBackend(Inspectable):
             self._build()
         if (initial := self.initial_state()) is not None:
             self._load_model(initial)
+        self._seed_own_draws()
         self._make_functions()
         self._device_feed = DeviceFeed(
             self.strategy, self.local_devices(), self._dtype, device_type=self.config.cluster.device_type
         )
+
+    def _seed_own_draws(self) -> None:
+        """Seed what Keras's layers of dropout draw from; Keras itself takes other seeds in each process."""
+        generators = (each for layer in self.model._flatten_layers() for each in layer._seed_generators)
+        for number, generator in enumerate(generators):
+            generator.state.assign([self._seed_of_own_draws(self._step, number), 0])
 
     def _configure_devices(self) -> None:
         runtime.configure_devices(self.config)
 
     def _build(self) -> None:
         """The model, its optimizer and the sums of its gradients; called inside the strategy's scope."""
-        tf.keras.utils.set_random_seed(self.seed_of_own_draws())  # a layer of dropout is seeded where it is made
         self.model = self.build_model()
         self._parameters = [variable.value for variable in self.model.trainable_variables]
         # The model's list of what is not trained also holds the seeds of its dropout layers.
@@ -356,6 +362,7 @@ class TensorFlowBackend(Inspectable):
             else:  # torch makes its slots in the first step
                 slot.assign(tf.zeros_like(slot))
         self._step = state.step
+        self._seed_own_draws()
 
     def _load_model(self, state: State) -> None:
         load_model(self.model, state, self.workload.model)

@@ -33,6 +33,7 @@ def configure_devices(config: RunConfig) -> None:
         tf.config.experimental.set_memory_growth(gpu, True)
     if gpus and config.task == "probe":
         # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
+        tf.random.set_seed(config.workload.seed)  # which operations that draw ask for then
         tf.config.experimental.enable_op_determinism()
     if config.cluster.device_type == "cpu":
         host = tf.config.list_physical_devices("CPU")[0]

@@ -329,10 +329,13 @@ class TorchBackend(Inspectable):
         self._seed_own_draws()
 
     def _seed_own_draws(self) -> None:
-        """Seed what nn.Dropout draws from, which torch itself seeds otherwise in each process."""
-        seed = self.seed_of_own_draws(self._step, self.data_parallel_rank)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would load torch's compiler, which takes a second
-        torch.cuda.manual_seed_all(seed)
+        """Seed what nn.Dropout draws from: torch's own seeds differ in each process, or are the same on all GPUs."""
+        place = self._step, self.data_parallel_rank
+        # torch.manual_seed would load torch's compiler, which takes a second.
+        torch.default_generator.manual_seed(self._seed_of_own_draws(*place))
+        if self.device.type == "cuda":
+            for number, generator in enumerate(torch.cuda.default_generators):
+                generator.manual_seed(self._seed_of_own_draws(*place, number))
 
     def _load_model(self, state: State) -> None:
         tensors = self._tensors()
