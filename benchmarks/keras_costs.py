@@ -54,9 +54,11 @@ OF_SEVERAL = (("tensorflow", 2, "mirrored"), ("jax", 2, "jit"))
 
 def config_of(framework: str, devices: int, mode: str, workload: Workload, is_timed: bool) -> RunConfig:
     cluster = Cluster.partition(1, devices, device="cpu")
-    # As Keras computes them: the ratio is to show what Keras costs, and not XLA's convolutions.
-    tune = {"convolutions": "kernel"} if is_timed and framework == "jax" and mode != "keras-fit" else {}
-    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, tune=tune)
+    if is_timed and framework == "jax" and mode != "keras-fit":
+        # As Keras computes them: the ratio is to show what Keras costs, and not XLA's convolutions.
+        kernels = {"workload": workload.changed(profile="native"), "tune": {"convolutions": "kernel"}}
+        return RunConfig(framework=framework, mode=mode, cluster=cluster, **kernels)
+    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
 
 
 def in_words(model: str, options: Mapping[str, Any], rounds: int) -> str:
