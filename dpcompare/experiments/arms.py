@@ -132,12 +132,14 @@ def expand_arms(
 
 def _require_other_environments(arms: Sequence[Arm]) -> None:
     """Refuse environments of two names that are one: their arms would differ in nothing."""
-    names: dict[tuple[str, str, tuple[tuple[str, str], ...]], str | None] = {}
+    names: dict[tuple[str, tuple[Path, Path], tuple[tuple[str, str], ...]], str | None] = {}
     for arm in arms:
         own = arm.config.environment
         name, variables = (own.name, tuple(sorted(own.variables.items()))) if own else (None, ())
-        # Not by what it resolves to: interpreters of several environments are links to one.
-        key = (arm.config.framework, str(Path(arm.config.python).absolute()), variables)
+        # By its folder too: interpreters of several environments are links to one, and an environment has several names
+        # for its own (python, python3).
+        python = Path(arm.config.python).absolute()
+        key = (arm.config.framework, (python.parent.resolve(), python.resolve()), variables)
         other = names.setdefault(key, name)
         if other != name:
             both = " and ".join(f"env={each}" if each else "an arm without env=" for each in (other, name))

@@ -229,7 +229,7 @@ def measured_in_words(runs: Sequence[RunResult]) -> str:
         data,
         shared((f"batch {run.global_batch_size}" for run in runs), "several batches"),
         shared((run.precision for run in runs), "several precisions"),
-        shared(map(_machine, runs), "several machines"),
+        shared(map(devices_in_words, runs), "several machines"),
         *_days(runs),
     ]
     return printable(" · ".join(parts))
@@ -241,7 +241,8 @@ def _days(runs: Sequence[RunResult]) -> list[str]:
     return [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
 
 
-def _machine(run: RunResult) -> str:
+def devices_in_words(run: RunResult) -> str:
+    """The GPUs of a run by their names, or the cores of which its devices are simulated."""
     if run.device_type == "cpu":
         cores = (run.settings or {}).get("cores")
         return f"{f'{cores} CPU cores' if cores else 'CPU'}, devices simulated"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
@@ -17,6 +18,7 @@ from dpcompare.experiments.arm_rows import ArmRow
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.figures import FIGURES
+from dpcompare.experiments.sentences import devices_in_words
 from dpcompare.report.charts import Plot, colour_of_arms, load_altair
 from dpcompare.report.formats import figure
 from dpcompare.report.text import GAP, NARROWEST, WIDEST, aligned, filled
@@ -54,6 +56,8 @@ class Entry(BaseModel):
     workload: str
     """Model, data, batch and precision."""
     machine: str
+    hardware: str = ""
+    """What may be shown in one table: the CPU and the devices, whatever the kernel. Older lines have their machine."""
     versions: dict[str, str]
     rounds: int
     figures: dict[str, float | None]
@@ -67,6 +71,11 @@ class Entry(BaseModel):
     def version(self) -> str:
         """The framework with its version."""
         return f"{self.framework} {self.versions.get(self.framework, 'of an unknown version')}"
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What the figures of a table have in common: the workload, and what it ran on."""
+        return self.workload, self.hardware or self.machine
 
 
 def entries_of(collection: Collection, comparison: Comparison, study_dir: Path) -> list[Entry]:
@@ -95,6 +104,7 @@ def entries_of(collection: Collection, comparison: Comparison, study_dir: Path) 
             framework=arm.config.framework,
             workload=_workload(rows[arm.name]),
             machine=_machine(arm),
+            hardware=_hardware(arm),
             versions=dict(sorted(arm.completed[0].versions.items())),
             rounds=len(arm.completed),
             figures={name: getattr(rows[arm.name], name) for name in KEPT},
@@ -114,6 +124,12 @@ def _workload(row: ArmRow) -> str:
 def _machine(arm: ArmRuns) -> str:
     nodes = arm.completed[0].nodes
     return printable(nodes[0].machine.in_words) if nodes and nodes[0].machine else "not known"
+
+
+def _hardware(arm: ArmRuns) -> str:
+    run = arm.completed[0]
+    cpu = run.nodes[0].machine.cpu_model if run.nodes and run.nodes[0].machine else None
+    return printable(f"{cpu or 'a CPU of an unknown model'}, {devices_in_words(run)}")
 
 
 def add(folder: Path, entries: Sequence[Entry]) -> bool:
@@ -172,7 +188,7 @@ def read(folder: Path) -> list[Entry]:
 
 
 def as_text(entries: Sequence[Entry], name: str, width: int) -> str:
-    """A table for each workload and machine, then what may be said of it.
+    """A table for each workload and hardware, then what may be said of it.
 
     Args:
         entries: of a ledger.
@@ -181,7 +197,7 @@ def as_text(entries: Sequence[Entry], name: str, width: int) -> str:
     """
     width = max(NARROWEST, min(width, WIDEST))
     blocks = []
-    for (workload, machine), of_both in _grouped(entries, lambda entry: (entry.workload, entry.machine)):
+    for place, of_both in _grouped(entries, lambda entry: entry.place):
         heads = ("day", "study", "arm", "version", "rounds", name)
         rows = [
             (
@@ -194,7 +210,8 @@ def as_text(entries: Sequence[Entry], name: str, width: int) -> str:
             )
             for entry in of_both
         ]
-        blocks.append(f"{filled([workload, machine], width)}\n{_left_aligned([heads, *rows])}")
+        machines = dict.fromkeys(entry.machine for entry in of_both)
+        blocks.append(f"{filled([*place, *machines], width)}\n{_left_aligned([heads, *rows])}")
     studies = dict(_grouped(entries, lambda entry: entry.study))
     said = [f"{study}: {of_study[0].headline}" for study, of_study in studies.items() if len(of_study) > 1]
     counted = f"{pluralize(len(studies), 'study')}, {pluralize(len(entries), 'arm')}."
@@ -222,7 +239,7 @@ def _grouped(entries: Sequence[Entry], key: Callable[[Entry], Any]) -> Iterator[
 
 
 def make_plots(entries: Sequence[Entry], name: str) -> list[Plot]:
-    """A figure over days, and over versions; of each workload and machine by itself.
+    """A figure over days, and over versions; of each workload and hardware by itself.
 
     Args:
         entries: of a ledger.
@@ -232,7 +249,7 @@ def make_plots(entries: Sequence[Entry], name: str) -> list[Plot]:
         RequestError: the libraries that draw are not installed, or the figure was never measured.
     """
     plots = []
-    for number, (_, of_both) in enumerate(_grouped(entries, lambda entry: (entry.workload, entry.machine)), start=1):
+    for number, (_, of_both) in enumerate(_grouped(entries, lambda entry: entry.place), start=1):
         data = [
             {
                 "arm": entry.arm,
@@ -257,12 +274,22 @@ def make_plots(entries: Sequence[Entry], name: str) -> list[Plot]:
     return plots
 
 
+def _by_numbers(version: str) -> list[tuple[bool, int, str]]:
+    """What versions are sorted by: 2.8 comes before 2.10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", version)]
+
+
 def _plot(data: list[dict[str, Any]], file: str, x: str, name: str) -> Plot:
     """A point per arm and study; a line joins those that were measured side by side, and no others."""
     alt = load_altair()
     arms = list(dict.fromkeys(row["arm"] for row in data))
+    over = (
+        {"axis": alt.Axis(format="%Y-%m-%d")}
+        if x == DAY
+        else {"sort": sorted({row["version"] for row in data}, key=_by_numbers)}
+    )
     base = alt.Chart(alt.Data(values=data)).encode(
-        x=alt.X(x, title=None, axis=alt.Axis(format="%Y-%m-%d") if x == DAY else alt.Axis()),
+        x=alt.X(x, title=None, **over),
         y=alt.Y("value:Q", scale=alt.Scale(zero=False), title=f"{name}, {FIGURES[name].unit}"),
     )
     joined = base.mark_line(strokeWidth=1, opacity=0.5, color="#888888").encode(detail="study:N")

@@ -82,7 +82,7 @@ def test_commands_and_conditions_of_the_workflow_are_accepted():
     workflow = yaml.safe_load((ROOT / "docs" / "examples" / "compare.yml").read_text())
     lines = [line for step in workflow["jobs"]["gate"]["steps"] for line in step.get("run", "").splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("dpcompare ")]
-    assert [name for name, *_ in commands] == ["setup", "gate", "report"]
+    assert [name for name, *_ in commands] == ["setup", "setup", "gate", "report"]
     for name, *arguments in commands:
         assert cli.all_commands()[name].make_context(name, arguments).params
 

@@ -66,6 +66,31 @@ def test_lines_that_cannot_be_read_are_named(tmp_path):
         read(tmp_path / "elsewhere")
 
 
+def test_a_table_has_one_kind_of_hardware_whatever_its_kernel(tmp_path):
+    first, second = entries(tmp_path, 3), entries(tmp_path, 20)
+    newer = [entry.model_copy(update={"machine": f"{entry.machine}, another kernel"}) for entry in second]
+    assert as_text([*first, *newer], "accuracy", 200).count("day ") == 1
+    on_gpus = [entry.model_copy(update={"hardware": "a CPU, NVIDIA H200"}) for entry in second]
+    assert as_text([*first, *on_gpus], "accuracy", 200).count("day ") == 2
+    older = [entry.model_copy(update={"hardware": ""}) for entry in newer]
+    assert (
+        as_text([*older, *[each.model_copy(update={"hardware": ""}) for each in first]], "accuracy", 200).count("day ")
+        == 2
+    )
+
+
+@pytest.mark.seconds
+def test_versions_are_in_the_order_of_their_numbers(tmp_path):
+    there = [
+        line
+        for day, version in ((3, "2.10.0"), (4, "2.8.0"), (5, "2.15.0"))
+        for line in entries(tmp_path, day, version)
+    ]
+    _, over_versions = make_plots(there, "steady_images_per_second")
+    line, _ = over_versions.chart.to_dict()["layer"]
+    assert line["encoding"]["x"]["sort"] == ["torch 2.8.0", "torch 2.10.0", "torch 2.15.0"]
+
+
 @pytest.mark.seconds
 def test_plots_join_only_what_was_measured_side_by_side(tmp_path):
     there = [*entries(tmp_path, 3), *entries(tmp_path, 20, "2.15.0")]

@@ -1,6 +1,6 @@
 """VGG-16 (Simonyan and Zisserman 2015): names and shapes of its tensors, those of torchvision's `vgg16`.
 
-Without BatchNorm, and 553 MB of gradients at 224 px: what bounds data parallelism is their exchange.
+Without BatchNorm, and with 553 MB of gradients at 224 px, of which its dense layers have nine tenths.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
 """Channels of the convolutions before each max-pooling (table 1, configuration D), as multiples of the first ones'."""
 SHRINKS_BY = 32
 """Pixels on a side per position behind the last of five poolings."""
+NATIVE_IMAGE_SIZE = 224
 DROPOUT_RATE = 0.5
 CLASSIFIER = ("classifier.0", "classifier.3", "classifier.6")
 CLASSIFIER_OF_TIMM = ("pre_logits.fc1", "pre_logits.fc2", "head.fc")
@@ -94,7 +95,7 @@ def _row(model: str, *, is_big: bool) -> ModelSpec:
         family="vgg",
         is_big=is_big,
         min_image_size=SHRINKS_BY,
-        native_image_size=224 if is_big else None,
+        native_image_size=NATIVE_IMAGE_SIZE if is_big else None,
         initial_values="vgg",
         shapes=lambda image_size, num_classes: dict(_shapes(model, image_size, num_classes)),
         layers=(*((name,) for stage in stages(model) for name, _, _ in stage), *((name,) for name in CLASSIFIER)),
@@ -102,6 +103,8 @@ def _row(model: str, *, is_big: bool) -> ModelSpec:
             Drop(name=name, kind="dropout", rate=DROPOUT_RATE, features=WIDTHS[model].hidden) for name in DROPOUTS
         ),
         positions=lambda image_size: squares(_sides(model, image_size)),
+        published="vgg16.tv_in1k" if is_big else None,
+        published_image_size=NATIVE_IMAGE_SIZE if is_big else None,  # the first dense layer is as long as it is large
         from_published=_from_published,
     )
 
