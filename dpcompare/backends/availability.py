@@ -80,10 +80,20 @@ def _answer(framework: str, python: str, code: str, arguments: Iterable[str]) ->
         answer.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise RequestError(
-            f"the interpreter {python!r} for {framework} cannot be used: {error}; expected the path of a Python 3.11 "
-            f"or newer, in the environment that holds dpcompare[{framework}]"
+            f"the interpreter {python!r} for {framework} cannot be used: {_in_a_line(error)}; expected the path of a "
+            f"Python 3.11 or newer, in the environment that holds dpcompare[{framework}]"
         ) from None
     return answer.stdout
+
+
+def _in_a_line(error: OSError | subprocess.SubprocessError) -> str:
+    """Why a command failed, without the program that it was given."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it did not answer within {error.timeout:.0f} s"
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    lines = (error.stderr or "").strip().splitlines() or [f"it ended with exit status {error.returncode}"]
+    return lines[0] if "option -P" in lines[0] or "option: -P" in lines[0] else lines[-1]  # the last names an exception
 
 
 def require_compiler(tuning: Mapping[str, str]) -> None:

@@ -21,6 +21,8 @@ from dpcompare.system.machine import this_machine
 from dpcompare.system.terminal_text import joined
 from dpcompare.system.user_modules import changed_modules
 
+INSTALLERS = frozenset({"pip", "setuptools", "uv", "wheel"})
+"""Packages that no run uses."""
 ALSO_RECORDED = ("numpy", "pillow", "keras", "flax", "equinox")
 """Packages whose versions results have, if they were imported, in addition to those of the framework and the mode."""
 
@@ -74,9 +76,10 @@ def refuse(changes: list[str]) -> None:
 
 
 def _changed_versions(config: RunConfig, result: RunResult, ask: Callable[..., Facts]) -> list[str]:
-    """Those of the packages that can be looked up without importing any."""
+    """Those of the packages that can be looked up without importing any: of an environment with a name, of all."""
     packages = (*FRAMEWORKS[config.framework].packages, *MODES[config.framework, config.mode].packages, *ALSO_RECORDED)
-    recorded = {name: version for name, version in result.versions.items() if name in {"python", *packages}}
+    named = {name: version for name, version in result.packages.items() if name not in INSTALLERS}
+    recorded = named | {name: version for name, version in result.versions.items() if name in {"python", *packages}}
     now = ask(config.framework, tuple(name for name in recorded if name != "python"), config.python)
     return _differences(recorded, {name: now.get(name, "none") for name in recorded}, are_same=_is_same_version)
 

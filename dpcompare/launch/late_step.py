@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Callbacks, Deadlines
 from dpcompare.launch.plan import Endpoints, is_isolated, plan
-from dpcompare.launch.setup import interpreter_made_for
+from dpcompare.launch.setup import usual_interpreter
 from dpcompare.models.costs import training_flops
 from dpcompare.results.late_step import LATE_STEPS, LateStep, compared, statistics_are_alike, why_not
 from dpcompare.results.result import RunResult
@@ -165,8 +163,7 @@ def _configs_again(config: PreparedRun, problems: list[str]) -> Iterator[Prepare
         if config.inputs.drops and framework not in config.inputs.drop_layers:
             problems.append(f"its layers of dropout were not matched with those in {framework}")
             continue
-        named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
-        python = named or interpreter_made_for(framework) or sys.executable
+        python = usual_interpreter(framework)
         try:
             require_mode(framework, "single", python)
             again = PreparedRun(

@@ -89,6 +89,12 @@ def interpreter_made_for(framework: str) -> str | None:
     return environment.python if made else None
 
 
+def usual_interpreter(framework: str) -> str:
+    """What trains in a framework unless a run names another: of DPCOMPARE_<FRAMEWORK>_PYTHON, else made by `setup`."""
+    named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
+    return named or interpreter_made_for(framework) or sys.executable
+
+
 NAMED = "named"
 """The folder of the environments that have names of their own."""
 

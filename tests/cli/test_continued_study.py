@@ -40,7 +40,9 @@ def begun(tmp_path, monkeypatch):
 
 
 def test_the_same_environment_goes_on(begun):
-    folder, conducted = begun(versions=NOW | {"torch": "2.14.1+cu130", "cuda": "13.0"})
+    folder, conducted = begun(
+        versions=NOW | {"torch": "2.14.1+cu130", "cuda": "13.0"}, packages={"numpy": "2.4.6", "pip": "1.0"}
+    )
     done = invoke("compare", "--resume", folder)
     assert (done.code, conducted) == (0, [2]), done.stderr
 
@@ -50,6 +52,7 @@ def test_the_same_environment_goes_on(begun):
     [
         ({"versions": NOW | {"torch": "2.13.0"}}, "torch 2.14.1, which was 2.13.0 (a and b)"),
         ({"versions": NOW | {"torch": "2.13.0+cpu"}}, "torch 2.14.1, which was 2.13.0+cpu (a and b)"),
+        ({"packages": {"numpy": "2.4.6", "triton": "3.8.0"}}, "triton none, which was 3.8.0 (a and b)"),
         ({"nodes": on("elsewhere")}, "which was elsewhere (a and b)"),
         ({"nodes": on("elsewhere", cpu_model="Xeon")}, "which was Xeon (a and b)"),
     ],

@@ -153,6 +153,19 @@ def test_an_interpreter_that_cannot_be_used_is_named(python):
 
 
 @pytest.mark.process
+def test_an_old_python_is_refused_in_a_line(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\necho 'unknown option -P' >&2\necho 'usage: python [option] ...' >&2\nexit 2\n")
+    old.chmod(0o755)
+    with pytest.raises(RequestError) as refused:
+        missing_packages("torch", str(old))
+    assert str(refused.value) == (
+        f"the interpreter '{old}' for torch cannot be used: unknown option -P; expected the path of a Python 3.11 or "
+        "newer, in the environment that holds dpcompare[torch]"
+    )
+
+
+@pytest.mark.process
 def test_a_framework_that_is_not_installed_names_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")

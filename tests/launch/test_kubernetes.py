@@ -43,6 +43,17 @@ def test_manifests_are_by_the_schema(mode, kind):
     assert job["metadata"]["name"] == "first-run"
 
 
+@pytest.mark.torch
+def test_an_environment_of_variables_needs_no_other_image(monkeypatch):
+    """Whatever interpreter trains here: the pods have that of their image."""
+    usual = str(Path(sys.executable).with_name("python3"))
+    monkeypatch.setenv("DPCOMPARE_TORCH_PYTHON", usual)
+    _, job = planned(TORCH, "--env", "passive=OMP_WAIT_POLICY=PASSIVE")["items"]
+    assert {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"} in job["spec"]["trainer"]["env"]
+    refused = invoke(*PLAN, "--device", "cpu", *PLACE, *TORCH, *TINY, "--env", f"other={sys.executable}x")
+    assert refused.code == 2
+
+
 def test_a_job_without_a_name_gets_one_that_kubernetes_takes():
     shown = invoke(*PLAN, "--device", "cpu", *PLACE[:4], *TORCH, *TINY, "--steps", "8")
     assert shown.code == 0, shown.stderr

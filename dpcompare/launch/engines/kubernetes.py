@@ -25,6 +25,7 @@ from dpcompare.launch.engines import Engine, Planned, options_of
 from dpcompare.launch.engines.hosts import terminate_on_exit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
+from dpcompare.launch.setup import usual_interpreter
 from dpcompare.system.signals import signals_held
 
 INDEX = "JOB_COMPLETION_INDEX"
@@ -66,7 +67,7 @@ def manifests(config: RunConfig, name: str) -> Manifest:
             f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the "
             "others would wait for it; leave it out with --engine kubernetes"
         )
-    if config.environment and config.python != sys.executable:
+    if config.environment and config.python not in (sys.executable, usual_interpreter(config.framework)):
         raise RequestError(
             f"--env: received the interpreter {config.python} with --engine kubernetes, whose pods have that of their "
             "image; expected another image (-o image=...), or an environment of variables alone"
