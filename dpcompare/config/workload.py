@@ -88,7 +88,7 @@ class Workload(Config):
         ),
     )
     """Initial weights: `random`, `zero-init` (random, but the last BatchNorm of each residual branch has scale 0, as in
-    Goyal et al. 2017), `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
+    Goyal et al. 2017), `imagenet` (timm's published ones), or the path of a weights file of torchvision, timm or Keras."""
     global_batch_size: int = setting(
         32,
         ge=1,

@@ -32,7 +32,7 @@ LONGEST_SECONDS = 60.0
 
 
 def is_of_keras(content: bytes) -> bool:
-    """Whether a file is HDF5, or an archive as of Keras, which torch.save writes too."""
+    """Whether a file is HDF5, or an archive as of Keras."""
     return content.startswith(HDF5_SIGNATURE) or zipfile.is_zipfile(io.BytesIO(content))
 
 

@@ -22,6 +22,7 @@ from dpcompare.models.initial_weights import INITIALIZATION, Weights, custom_wei
 from dpcompare.models.keras_file import is_of_keras, read_keras_file
 from dpcompare.models.sealed import is_whole, seal, unseal
 from dpcompare.models.spec import ARE_DRAWN, ZERO_INIT, Shape
+from dpcompare.models.torch_file import is_of_torch, read_torch_file
 from dpcompare.system.files import write_synced
 
 HUB = "https://huggingface.co"
@@ -32,7 +33,8 @@ CONVERSION = 1
 """Number of the rule by which files become weights, so that no cached file of another rule is taken for it."""
 
 EXPECTED = (
-    "a safetensors file with the names of timm or torchvision, or a Keras weights file (.weights.h5, .keras or .h5)"
+    "a safetensors file or one of torch.save (.pth) with the names of timm or torchvision, or a Keras weights file "
+    "(.weights.h5, .keras or .h5)"
 )
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError)
@@ -201,6 +203,8 @@ def _published(model: str, image_size: int, cache: Path) -> Source:
 
 
 def _tensors(content: bytes) -> dict[str, Any]:
+    if is_of_torch(content):
+        return read_torch_file(content)
     if is_of_keras(content):
         return read_keras_file(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

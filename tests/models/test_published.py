@@ -20,6 +20,7 @@ for name, model in made.items():
 """
 
 LOGITS = """
+import io
 import timm, torch, torchvision
 from safetensors.torch import save
 from dpcompare import Workload
@@ -31,6 +32,12 @@ torch.manual_seed(0)
 # VGG at the size where torchvision averages nothing away.
 sizes = {"resnet18": 64, "resnet50": 64, "vgg16": 224, "vit-ti16": 64}
 of_torchvision = ((name, getattr(torchvision.models, name)(num_classes=10)) for name in list(sizes)[:3])
+
+def by_torch(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
 of_timm = (
     (name, timm.create_model(theirs, num_classes=10, **more))
     for name, theirs, more in (
@@ -42,9 +49,11 @@ of_timm = (
 for name, theirs in (*of_torchvision, *of_timm):
     theirs, size = theirs.eval(), sizes[name]
     ours = build_model(Workload(model=name, image_size=size), 10).eval()
-    file = read_source(save({key: value.contiguous() for key, value in theirs.state_dict().items()}), "theirs")
-    tensors, classifier = fit(file, initial_weights(name, size, 10, 0), name)
-    assert classifier == "from file"
+    state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
+    for written in (save, by_torch):
+        file = read_source(written(state), "theirs")
+        tensors, classifier = fit(file, initial_weights(name, size, 10, 0), name)
+        assert classifier == "from file"
     tensors = {key: torch.from_numpy(value) for key, value in tensors.items()}
     missing = ours.load_state_dict(tensors, strict=False).missing_keys
     assert all(key.endswith("num_batches_tracked") for key in missing), missing
