@@ -83,12 +83,12 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar=f"{DRAWN}|{ZERO_INIT}|imagenet|FILE",
-            help="FILE: safetensors with the names of timm or torchvision, or a Keras file; a classifier for other "
+            help="FILE: safetensors or .pth, named as by timm or torchvision, or a Keras file; a classifier for other "
             f"classes is drawn afresh. {ZERO_INIT}: {DRAWN}, but residual branches of ResNet add nothing at first.",
         ),
     )
     """Initial weights: `random`, `zero-init` (random, but the last BatchNorm of each residual branch has scale 0, as in
-    Goyal et al. 2017), `imagenet` (timm's published ones), or the path of a weights file of torchvision, timm or Keras."""
+    Goyal et al. 2017), `imagenet` (timm's published ones), or the path of a file of torchvision, timm or Keras."""
     global_batch_size: int = setting(
         32,
         ge=1,
