@@ -56,5 +56,7 @@ def verified_workload(
     if is_custom(model):  # which may need its own size, and has its own BatchNorm
         fields["seed"] = WIDENED["seed"]
     elif not is_big:
-        fields |= WIDENED | {"clip_norm": model_of(model).clip_norm_of_verify}
+        spec = model_of(model)
+        fields |= WIDENED | {"clip_norm": spec.clip_norm_of_verify}
+        fields["image_size"] -= fields["image_size"] % spec.multiple_of
     return Workload(**{**fields, **asked})

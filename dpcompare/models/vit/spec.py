@@ -94,7 +94,7 @@ def drops(size: Size) -> Iterator[Drop]:
 def _row(size: Size) -> ModelSpec:
     return ModelSpec(
         family="vit",
-        is_big=True,
+        is_big=size.published is not None,
         min_image_size=PATCH,
         multiple_of=PATCH,
         native_image_size=NATIVE_IMAGE_SIZE if size.published else None,
