@@ -381,7 +381,7 @@ BROKEN = {
         ("two models", "holds conv_stem.weight twice"),
         (
             "no weights at all",
-            "cannot be read .*expected a safetensors file with the names of timm or torchvision",
+            r"cannot be read .*expected a safetensors file or one of torch.save \(.pth\) with the names of timm",
         ),
         ("a pickle of torch", "cannot be read .*expected a safetensors file"),
         ("another model", "does not fit toy-bn: conv_stem.weight is missing.* and 14 more"),
