@@ -90,7 +90,7 @@ def interpreter_made_for(framework: str) -> str | None:
 
 
 def usual_interpreter(framework: str) -> str:
-    """What trains in a framework unless a run names another: of DPCOMPARE_<FRAMEWORK>_PYTHON, else made by `setup`."""
+    """What trains in a framework unless a run names another: of DPCOMPARE_X_PYTHON, else of `setup`, else this one."""
     named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
     return named or interpreter_made_for(framework) or sys.executable
 

@@ -156,7 +156,7 @@ def layouts_in_words(model: str, framework: str, layers: Layers) -> Iterator[str
             order = f" with its axes in the order {', '.join(map(str, axes))}" if axes else ""
             shapes = f" {tuple(shape)}", f" {tuple(layer.tensors[tensor])}"
             before, after = shapes if axes or shapes[0] != shapes[1] else ("", "")
-            example = f"{name}{before} is {tensor}{after}{order} in {layer.name}"
+            example = f"{name}{before} becomes {tensor}{after}{order} in {layer.name}"
             alike.setdefault((name, tensor, tuple(axes), len(shape)), []).append(example)
     if alike:
         yield f"tensors of {model} in {framework}: " + "; ".join(

@@ -18,6 +18,8 @@ from dpcompare.system.type_names import Array
 
 PICKLE = "data.pkl"
 """In the archive's only folder, in which `data/KEY` holds the values of a storage."""
+PICKLES = b"\x80\x02"
+"""How torch's pickles begin: with the number of their protocol."""
 STORAGES = {
     **{"FloatStorage": "f4", "DoubleStorage": "f8", "HalfStorage": "f2", "BoolStorage": "?"},
     **{"LongStorage": "i8", "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1"},
@@ -32,7 +34,9 @@ DAMAGED = (
 
 
 def is_of_torch(content: bytes) -> bool:
-    """Whether a file is an archive of `torch.save`."""
+    """Whether a file is of `torch.save`: an archive, or the pickle that it wrote before there were archives."""
+    if content.startswith(PICKLES):
+        return True
     if not zipfile.is_zipfile(io.BytesIO(content)):
         return False
     try:
@@ -48,6 +52,10 @@ def read_torch_file(content: bytes) -> State:
     Raises:
         ValueError: it is damaged, or holds anything else than tensors by name.
     """
+    if content.startswith(PICKLES):
+        raise ValueError(
+            "it is a pickle without an archive, as of torch before 1.6; load it and save it with a newer one"
+        )
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             state = _Reader(archive).load()
@@ -59,7 +67,7 @@ def read_torch_file(content: bytes) -> State:
 
 
 class _Reader(pickle.Unpickler):
-    """What a pickle says is run: so it may call the four names below, which make arrays, and no others."""
+    """A pickle runs what it names: so it may name the three functions and the types below, which make arrays alone."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         (name,) = (name for name in archive.namelist() if name.rpartition("/")[2] == PICKLE)

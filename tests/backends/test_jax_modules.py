@@ -403,7 +403,7 @@ REFUSED = {
     "Seeded": "'Seeded' takes the arguments num_classes, rngs; expected a class or a function that makes a model",
     "Bridged": "has a module of flax.linen (inner), whose tensors are made when it is first called; expected layers",
     "unmade": "has shapes without values; expected a module made outside nnx.eval_shape",
-    "Linen": "write a module of flax.linen in flax.nnx, or a pair of functions that call it",
+    "Linen": "rewrite a module of flax.linen with flax.nnx, or give a pair of functions",
     "Stateful": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "Keyed": "requires the argument key, and dpcompare passes images alone; expected the default None, since layers of",

@@ -139,7 +139,7 @@ def test_fit_in_tensorflow_squares_each_lookup_of_an_embedding(tmp_path):
     cluster = Cluster.partition(1, 1, device="cpu")
     config = RunConfig(framework="tensorflow", mode="keras-fit", workload=workload, cluster=cluster, late_step=True)
     result = run(config, tmp_path / "fit")
-    assert result.settings["optimizer"]["squares of an embedding"] == "of each lookup"
+    assert result.settings["optimizer"]["embedding gradients"] == "squared per lookup"
     assert "exp_avg_sq" in result.late_step.problem
 
 

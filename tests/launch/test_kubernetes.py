@@ -50,8 +50,10 @@ def test_an_environment_of_variables_needs_no_other_image(monkeypatch):
     monkeypatch.setenv("DPCOMPARE_TORCH_PYTHON", usual)
     settings, _ = planned(TORCH, "--env", "passive=OMP_WAIT_POLICY=PASSIVE")["items"]
     assert "OMP_WAIT_POLICY" in json.dumps(settings)  # each process sets it
-    refused = invoke(*PLAN, "--device", "cpu", *PLACE, *TORCH, *TINY, "--env", f"other={sys.executable}x")
+    other = Path(sys.executable).with_name(f"python3.{sys.version_info.minor}")
+    refused = invoke(*PLAN, "--device", "cpu", *PLACE, *TORCH, *TINY, "--env", f"other={other}")
     assert refused.code == 2
+    assert "whose pods have that of their image" in " ".join(refused.stderr.split())
 
 
 def test_a_job_without_a_name_gets_one_that_kubernetes_takes():

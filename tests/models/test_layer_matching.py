@@ -65,9 +65,9 @@ def test_tensors_of_a_library_are_shown_once_for_each_rule():
     ]
     (line,) = layouts_in_words("net:model", "jax", found)
     assert line.partition(": ")[2].split("; ") == [
-        "kernel (3, 3, 3, 8) is weight (8, 3, 3, 3) with its axes in the order 3, 2, 0, 1 in a and 1 more",
-        "scale is weight in n",
-        "kernel (8, 8) is weight (8, 8) with its axes in the order 1, 0 in square",
+        "kernel (3, 3, 3, 8) becomes weight (8, 3, 3, 3) with its axes in the order 3, 2, 0, 1 in a and 1 more",
+        "scale becomes weight in n",
+        "kernel (8, 8) becomes weight (8, 8) with its axes in the order 1, 0 in square",
     ]
     assert list(layouts_in_words("net:model", "torch", layers(a=CONV))) == []
 

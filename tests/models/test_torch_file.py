@@ -111,6 +111,13 @@ def test_what_is_no_dictionary_of_tensors_is_refused(saved, state, why):
         read_torch_file(saved(state, [SIX]))
 
 
+def test_a_file_of_an_old_torch_is_refused_in_words():
+    content = pickle.dumps({"a": 1}, protocol=2)
+    assert is_of_torch(content)
+    with pytest.raises(ValueError, match=r"as of torch before 1\.6; load it and save it with a newer one"):
+        read_torch_file(content)
+
+
 def test_damaged_and_packed_archives_are_refused(saved):
     state = {"a": Tensor("0", shape=(6,), strides=(1,), count=6)}
     with pytest.raises(ValueError, match="its values are not stored as they are"):

@@ -185,7 +185,8 @@ def _pair(made: FrameworkModel, name: str) -> Pair:
             "jax",
             made,
             "a module of flax.nnx or of Equinox, a keras.Model, or a pair of functions, init and apply "
-            "(docs/custom_models.md); write a module of flax.linen in flax.nnx, or a pair of functions that call it",
+            "(docs/custom_models.md); rewrite a module of flax.linen with flax.nnx, or give a pair of functions that "
+            "call it",
         )
     init, function = made
     if "drop" in inspect.signature(function).parameters:

@@ -70,7 +70,7 @@ class KerasFit(TensorFlowBackend):
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
         if any(isinstance(layer, keras.layers.Embedding) for layer in self.model.layers):
             # TensorFlow has a gradient of an embedding for each lookup. Keras squares each, torch and JAX their sum.
-            optimizer = description.settings["optimizer"] | {"squares of an embedding": "of each lookup"}
+            optimizer = description.settings["optimizer"] | {"embedding gradients": "squared per lookup"}
             return description.with_settings(optimizer=optimizer)
         return description
 
