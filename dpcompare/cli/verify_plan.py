@@ -173,7 +173,7 @@ def _in_environments(groups: Sequence[Group], environments: Environments) -> lis
     from dpcompare.experiments.contenders import in_environments
 
     found = [
-        replace(group, contenders=in_environments(of_framework, environments))
+        replace(group, contenders=in_environments(of_framework, environments), baseline=None)
         for group in groups
         for framework in FRAMEWORKS
         if (of_framework := [each for each in group.contenders if each.framework == framework])

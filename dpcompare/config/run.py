@@ -14,7 +14,7 @@ from dpcompare.config.run_fields import Inputs, RunFields
 from dpcompare.config.setting import Changes, in_several_lines, raise_problems, setting
 from dpcompare.config.tuning import problems_of
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.models.architectures import MODELS, model_of
+from dpcompare.models.architectures import MODELS, may_have_batchnorm, model_of
 from dpcompare.models.libraries import library_of
 from dpcompare.models.spec import Drop, columns
 from dpcompare.system.json_files import read_document, write_document
@@ -171,8 +171,7 @@ def _settings(config: RunFields) -> Iterator[str]:
 
 def lacks_local_batchnorm(row: Mode, num_replicas: int, model: str) -> bool:
     """Whether a model's BatchNorm cannot be local in a mode, since its step is that of the whole batch."""
-    may_have_any = is_custom(model) or model_of(model).batchnorm_stride is not None
-    return row.sees_whole_batch and num_replicas > 1 and may_have_any
+    return row.sees_whole_batch and num_replicas > 1 and may_have_batchnorm(model)
 
 
 def _target(config: RunFields) -> Iterator[str]:

@@ -23,7 +23,7 @@ from dpcompare.config.setting import (
     settings_of,
 )
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
-from dpcompare.models.architectures import MODELS, misfits, model_of
+from dpcompare.models.architectures import MODELS, may_have_batchnorm, misfits, model_of
 from dpcompare.models.spec import DRAWN, ZERO_INIT
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
@@ -374,7 +374,7 @@ class Workload(Config):
     @property
     def without_effect(self) -> str | None:
         """A line about an option that the model does not act upon; None if there is none."""
-        if self.batchnorm == "sync" and not is_custom(self.model) and model_of(self.model).batchnorm_stride is None:
+        if self.batchnorm == "sync" and not may_have_batchnorm(self.model):
             return f"--batchnorm sync has no effect: {self.model} has no BatchNorm"
         return None
 

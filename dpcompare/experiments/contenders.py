@@ -11,6 +11,7 @@ from dpcompare.config.environment import Environment
 from dpcompare.config.modes import MODES
 from dpcompare.config.run import lacks_local_batchnorm
 from dpcompare.config.workload import Workload
+from dpcompare.models.architectures import may_have_batchnorm
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.python_environment import is_custom
 
@@ -91,6 +92,30 @@ class Group:
         """Steps, such that the first checkpoint is in the middle of an epoch; None if no contender is resumed."""
         assert self.workload.steps is not None
         return self.workload.steps * 2 // 5 if any(contender.resumed for contender in self.contenders) else None
+
+
+def one_device(of: Contender, workload: Workload, num_replicas: int) -> Contender | None:
+    """One device that normalises by the same images as replicas of a contender.
+
+    Returns:
+        None where there is but one replica, or where no single device can normalise so.
+    """
+    parts = num_replicas * workload.accumulate
+    if workload.batchnorm == "sync" and may_have_batchnorm(workload.model):
+        if workload.accumulate > 1:  # a micro-batch of all replicas is not a part of consecutive images
+            return None
+        parts = 1
+    if num_replicas == 1:
+        return None
+    return Contender(
+        framework=of.framework,
+        mode="single",
+        num_nodes=1,
+        devices_per_node=1,
+        accumulate=parts,
+        environment=of.environment,
+        python=of.python,
+    )
 
 
 def in_environments(

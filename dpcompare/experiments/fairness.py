@@ -22,7 +22,7 @@ from dpcompare.experiments.fairness_checks import (
     names_that_differ,
 )
 from dpcompare.experiments.sheet_values import workload_value
-from dpcompare.models.architectures import MODELS
+from dpcompare.models.architectures import MODELS, may_have_batchnorm
 from dpcompare.results.result import RunResult
 
 Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
@@ -262,7 +262,7 @@ def _normalisation(result: RunResult) -> tuple[float, int] | None:
     """
     if result.model not in MODELS or not has_one_order(result):
         return None
-    if MODELS[result.model].batchnorm_stride is None:
+    if not may_have_batchnorm(result.model):
         return 0.0, 0
     replicas = 1 if workload_value("batchnorm")(result) == "sync" else result.num_replicas
     micro_batches = int(workload_value("accumulate")(result) or 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from dpcompare.backends.description import NOT_KNOWN, acting_on
-from dpcompare.models.architectures import MODELS
+from dpcompare.models.architectures import MODELS, may_have_batchnorm
 from dpcompare.models.spec import ARE_DRAWN, DRAWN
 from dpcompare.results.result import RunResult
 
@@ -47,9 +47,7 @@ def attention(result: RunResult) -> str:
 
 def batchnorm_epsilon(result: RunResult) -> Any:
     """None of a model without BatchNorm, whatever its result has of it."""
-    model = MODELS.get(result.model)
-    has_none = model is not None and model.batchnorm_stride is None
-    return "none" if has_none else result.settings.get("batchnorm_epsilon")
+    return result.settings.get("batchnorm_epsilon") if may_have_batchnorm(result.model) else "none"
 
 
 def environment(result: RunResult) -> str:

@@ -10,19 +10,21 @@ from dpcompare.backends.availability import require_compiler
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import optimizers_for
 from dpcompare.config.run import lacks_local_batchnorm
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.experiments.contenders import (
     VARIANTS,
     Contender,
     Group,
     has_local_batchnorm,
+    one_device,
     synchronizes,
     usable_contenders,
     variants,
 )
 from dpcompare.experiments.crossed_groups import crossed_groups
 from dpcompare.experiments.verify_workloads import BATCH, verified_workload
-from dpcompare.models.architectures import model_of
+from dpcompare.models.architectures import may_have_batchnorm, model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.type_names import FieldValue
@@ -162,8 +164,9 @@ def not_compared(
     compared = {
         contender.compared_as
         for group in groups
-        if group.kind == "modes" and len({(each.compared_as, each.device, each.python) for each in group.to_run}) > 1
-        for contender in group.to_run
+        if group.kind == "modes"
+        and len({(each.compared_as, each.device, each.python) for each in group.contenders}) > 1
+        for contender in group.contenders  # of a baseline, only losses are compared
     }
     return [
         f"{framework} {name}: no other mode that was asked for can be compared with it at these numbers of replicas; "
@@ -233,18 +236,22 @@ def _groups(
     optimizers = optimizers_for(size, precision)
     if quick and num_replicas > 1:
         optimizers = optimizers[:1]  # the group with synchronized BatchNorm has Adam
+
+    def of_replicas(able: tuple[Contender, ...], workload: Workload) -> Group:
+        """With one device in the place of the replicas where that has their losses to the last digits."""
+        is_one_batch = workload.batchnorm == "sync" or not may_have_batchnorm(workload.model)
+        compares = is_one_batch and precision == "float64" and len(able) > 1
+        baseline = one_device(able[0], workload, num_replicas) if compares else None
+        return Group(workload=workload, contenders=able, baseline=baseline)
+
     for optimizer in optimizers:
-        yield Group(
-            workload=verified_workload(trained, optimizer, precision, quick=quick, asked=asked), contenders=contenders
-        )
+        yield of_replicas(contenders, verified_workload(trained, optimizer, precision, quick=quick, asked=asked))
     if precision != "float64":
         return
     if num_replicas > 1:
         widened = {"regularization": "shared", "batchnorm": "sync"} | asked
         able = tuple(contender for contender in contenders if "batchnorm" in asked or synchronizes(contender, device))
-        yield Group(
-            workload=verified_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able
-        )
+        yield of_replicas(able, verified_workload("toy-bn", "adam", precision, quick=quick, asked=widened))
         return
     small = "toy-bn" if model_of(model).is_big else model
     if not model_of(small).drops:

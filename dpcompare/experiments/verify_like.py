@@ -14,7 +14,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
-from dpcompare.experiments.contenders import Contender, Group
+from dpcompare.experiments.contenders import Contender, Group, one_device
 from dpcompare.experiments.verify import Check
 from dpcompare.launch.inputs import prepare_again
 from dpcompare.models.architectures import model_of
@@ -143,7 +143,7 @@ def group_like(
     return Group(
         workload=workload,
         contenders=(own, _counterpart(config, workload, interpreters)),
-        baseline=_one_device(config, workload),
+        baseline=one_device(own, workload, config.topology.num_replicas),
     )
 
 
@@ -199,25 +199,4 @@ def _counterpart(config: RunConfig, workload: Workload, interpreters: Mapping[st
         num_nodes=num_nodes,
         devices_per_node=num_replicas // num_nodes,
         accumulate=workload.accumulate,
-    )
-
-
-def _one_device(config: RunConfig, workload: Workload) -> Contender | None:
-    """One device that normalises by the same images as the replicas; None where there is but one, or no such way."""
-    parts = config.topology.num_replicas * workload.accumulate
-    has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
-    if workload.batchnorm == "sync" and has_batchnorm:
-        if workload.accumulate > 1:  # a micro-batch of all replicas is not a part of consecutive images
-            return None
-        parts = 1
-    if config.topology.num_replicas == 1:
-        return None
-    return Contender(
-        framework=config.framework,
-        mode="single",
-        num_nodes=1,
-        devices_per_node=1,
-        accumulate=parts,
-        environment=config.environment,
-        python=config.python if config.environment else None,
     )

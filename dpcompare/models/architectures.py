@@ -20,6 +20,11 @@ def model_of(name: str) -> ModelSpec:
     return MODELS.get(name, CUSTOM)
 
 
+def may_have_batchnorm(name: str) -> bool:
+    """Whether a model may have BatchNorm, as a custom one may: what it has shows when it is built."""
+    return name not in MODELS or MODELS[name].batchnorm_stride is not None
+
+
 def misfits(name: str, *, image_size: int, regularization: str, weights: str) -> Iterator[str]:
     """What these fields of a workload ask of a model that it does not offer, with what is expected instead."""
     model = model_of(name)

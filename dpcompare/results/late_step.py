@@ -12,10 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.config.run import PreparedRun
-from dpcompare.models.architectures import model_of
+from dpcompare.models.architectures import may_have_batchnorm
 from dpcompare.models.state import State, TrainingState, is_statistic
 from dpcompare.system.json_files import Count, Measured
-from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import pluralize
 from dpcompare.system.type_names import Array
 
@@ -82,7 +81,6 @@ def why_not(config: PreparedRun) -> str | None:
     # Of a file of float32: parameters and two slots in each process, then before, after, and both in float64.
     state_bytes = config.inputs.weights.stat().st_size * (3 * processes + 12)
     num_steps = workload.total_steps(config.inputs.num_train)
-    has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
     reasons = {
         f"a run of {pluralize(num_steps, 'step')} is too short for it": num_steps <= LATE_STEPS,
         f"its state would take {state_bytes / 1e9:.0f} GB in all processes": state_bytes > MOST_STATE_BYTES,
@@ -91,7 +89,10 @@ def why_not(config: PreparedRun) -> str | None:
         "it trains one batch over and over": config.reuse_batch,
         "its workers are asynchronous": not config.mode_row.steps_together and replicas > 1,
         "no other device normalises by micro-batches of all replicas": (
-            has_batchnorm and workload.batchnorm == "sync" and workload.accumulate > 1 and replicas > 1
+            may_have_batchnorm(workload.model)
+            and workload.batchnorm == "sync"
+            and workload.accumulate > 1
+            and replicas > 1
         ),
         f"{config.mode}: {config.mode_row.inexact}": bool(config.mode_row.inexact),
         f"its nodes are other machines (engine {config.placement.engine})": config.placement.engine != "local",

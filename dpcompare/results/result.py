@@ -13,7 +13,7 @@ from dpcompare._version import __version__
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.setting import one_of
 from dpcompare.config.tuning import under_new_names
-from dpcompare.models.architectures import MODELS
+from dpcompare.models.architectures import MODELS, may_have_batchnorm
 from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import (
@@ -392,7 +392,7 @@ class RunResult(BaseModel):
             return None
         if self.model not in MODELS:
             return f"{sentence}; if the model has BatchNorm, its running statistics may not have settled yet"
-        if MODELS[self.model].batchnorm_stride is None:
+        if not may_have_batchnorm(self.model):
             return sentence
         return f"{sentence}; BatchNorm's running statistics may not have settled yet"
 

@@ -45,9 +45,23 @@ def test_a_quick_plan_has_the_big_model_on_one_device_only():
         ("efficientnet-b2, sgd", "float64", 2),
         ("toy-bn, adam, regularization, native", "float64", 4),
         ("toy-bn, sgd", "float64", 4),
-        ("toy-bn, adam, regularization, synchronized BatchNorm", "float64", 4),
+        ("toy-bn, adam, regularization, synchronized BatchNorm", "float64", 5),
         ("mlp, sgd", "float64", 5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "baselines"),
+    [
+        ("vit-narrow", {"vit-narrow, sgd": "torch single", "vit-narrow, adam": "torch single"}),
+        ("toy-bn", {"toy-bn, sgd": None, "toy-bn, adam": None}),
+    ],
+)
+def test_replicas_are_one_device_where_one_can_be_them(model, baselines):
+    groups = plan_groups(BOTH, ALL, model=model, replicas=[2], precisions=["float64"], quick=False)
+    found = {g.described: g.baseline and str(g.baseline).split(" in ")[0] for g in groups if not g.crossed}
+    synchronized = {"toy-bn, adam, regularization, synchronized BatchNorm": "torch single", "mlp, sgd": None}
+    assert found == baselines | synchronized
 
 
 def test_small_groups_have_what_is_nobodys_default():
@@ -140,7 +154,7 @@ def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
 def test_verify_takes_all_that_is_installed_unless_quick(monkeypatch, arguments, frameworks, modes):
     planned = []
 
-    def require(framework, python=""):
+    def require(framework, python="", environment=None):
         if framework == "tensorflow":
             raise RequestError("tensorflow is not installed")
 
