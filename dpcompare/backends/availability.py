@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import re
@@ -106,12 +107,17 @@ def require_compiler(tuning: Mapping[str, str]) -> None:
         )
 
 
-def require_framework(framework: str, python: str = sys.executable) -> None:
-    """Raise RequestError, naming the extra to install, unless `python` has the framework, as new as is needed."""
+def require_framework(framework: str, python: str = sys.executable, environment: str | None = None) -> None:
+    """Raise RequestError, naming the extra to install, unless `python` has the framework, as new as is needed.
+
+    `environment` is the name of that which the interpreter belongs to; None: the usual one of the framework.
+    """
     if missing := missing_packages(framework, python):
+        where = f" in env={environment}" if environment else ""
+        options = f"--env NAME {framework}" if environment else f"--frameworks {framework}"
         raise RequestError(
-            f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
-            f"`dpcompare setup --frameworks {framework}` makes an environment for it, or: {python} -m pip install "
+            f"{framework} is not usable{where}: {', '.join(missing)} not installed for {python}; expected an "
+            f"environment that has it: `dpcompare setup {options}` makes one, or: {python} -m pip install "
             f"'dpcompare[{framework}]'"
         )
     if least := FRAMEWORKS[framework].least_versions:
@@ -132,16 +138,46 @@ def is_usable(framework: str, python: str = sys.executable) -> bool:
     return True
 
 
+# Not by the metadata, which an editable installation keeps from when it was made.
+_ASK_DPCOMPARE = """
+from pathlib import Path
+try:
+    from dpcompare import _version
+except ImportError:
+    print("none")
+else:
+    print(_version.__version__, Path(_version.__file__).parent, sep="\\n")
+"""
+
+
 def require_same_dpcompare(framework: str, python: str) -> None:
-    """Raise RequestError where an interpreter has another dpcompare than this one, which would train otherwise."""
-    # Not by its metadata, which an editable installation keeps from when it was made.
-    code = "try: from dpcompare._version import __version__ as found\nexcept ImportError: found = 'none'\nprint(found)"
-    found = __version__ if python == sys.executable else _answer(framework, python, code, []).strip()
+    """Raise RequestError where an interpreter has another dpcompare than this one, which may train otherwise."""
+    if python == sys.executable:
+        return
+    found, *folder = _answer(framework, python, _ASK_DPCOMPARE, []).splitlines()
     if found != __version__:
-        raise RequestError(
-            f"{python} has dpcompare {found}, and this is {__version__}; expected the same in every environment: "
-            f"{python} -m pip install 'dpcompare=={__version__}', or from where this one was installed"
-        )
+        difference = f"has dpcompare {found}, and this is {__version__}"
+    elif module := _other_module(Path(folder[0])):
+        difference = f"has another dpcompare {found} than this one: {module} differs"
+    else:
+        return
+    raise RequestError(
+        f"{python} {difference}; expected the same in every environment: {python} -m pip install --force-reinstall "
+        f"'dpcompare=={__version__}', or from where this one was installed"
+    )
+
+
+def _other_module(folder: Path) -> str | None:
+    """The first module that differs from this dpcompare's in a folder that holds one; None if none does."""
+    own = Path(__file__).parents[1]
+    if folder.samefile(own):
+        return None
+    modules = {path.relative_to(root) for root in (own, folder) for path in root.rglob("*.py")}
+    return next((str(module) for module in sorted(modules) if not _is_same(own / module, folder / module)), None)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
 def require_devices(framework: str, device_type: str, count: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -155,9 +191,9 @@ def require_devices(framework: str, device_type: str, count: int, environ: Mappi
         )
 
 
-def require_mode(framework: str, mode: str, python: str = sys.executable) -> None:
-    """Raise RequestError, naming the extra to install, unless `python` has all that a mode needs."""
-    require_framework(framework, python)
+def require_mode(framework: str, mode: str, python: str = sys.executable, environment: str | None = None) -> None:
+    """Raise RequestError, as `require_framework`, unless `python` has all that a mode needs."""
+    require_framework(framework, python, environment=environment)
     if (
         MODES[framework, mode].device_types == {"tpu"}
         and "TPU_NAME" not in os.environ

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS, python_variable
 from dpcompare.config.other_names import name_here
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.files import expanded
@@ -130,11 +130,7 @@ def interpreters(pairs: Sequence[str]) -> dict[str, str]:
 
 def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """framework -> interpreter: of --python, else of DPCOMPARE_<FRAMEWORK>_PYTHON."""
-    chosen = {
-        framework: python
-        for framework in FRAMEWORKS
-        if (python := os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON"))
-    }
+    chosen = {framework: python for framework in FRAMEWORKS if (python := os.environ.get(python_variable(framework)))}
     for pair in pairs:
         framework, separator, path = pair.partition("=")
         if not separator or framework not in FRAMEWORKS or not path:
@@ -305,12 +301,12 @@ def parse_seconds(text: str | None) -> float:
 
 PREFIX = "DPCOMPARE_"
 READ_ELSEWHERE = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        *("CACHE_DIR", "ENVIRONMENTS_DIR", "AGENT_PID", "POD_IP"),
-        *(f"{framework.upper()}_PYTHON" for framework in FRAMEWORKS),
+    (
+        *(f"{PREFIX}{name}" for name in ("CACHE_DIR", "ENVIRONMENTS_DIR", "AGENT_PID", "POD_IP")),
+        *map(python_variable, FRAMEWORKS),
+        *(row.cpu_index.variable for row in FRAMEWORKS.values() if row.cpu_index),
     )
-) | {row.cpu_index.variable for row in FRAMEWORKS.values() if row.cpu_index}
+)
 """Variables that are no options of a command."""
 
 

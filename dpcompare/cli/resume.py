@@ -22,6 +22,7 @@ from dpcompare.cli.option_values import (
 )
 from dpcompare.cli.options import OPTIONS, RunOptions, engine_option_names, placement_values, values_of
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.frameworks import python_variable
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
@@ -243,6 +244,6 @@ def _require_same_interpreter(config: RunConfig, named: Mapping[str, str]) -> No
     if Path(python).absolute() != Path(config.python).absolute():
         raise RequestError(
             f"--resume: received the interpreter {python!r} for {config.framework}, from --python or "
-            f"DPCOMPARE_{config.framework.upper()}_PYTHON, but the study uses {config.python!r} in all of its rounds; "
+            f"{python_variable(config.framework)}, but the study uses {config.python!r} in all of its rounds; "
             "expected the same or none: leave it out, or start a new study with it"
         )

@@ -12,6 +12,7 @@ import click
 from dpcompare.cli import completion
 from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, mode_argument, with_named_mode
 from dpcompare.cli.next_commands import next_steps
+from dpcompare.cli.option_values import named_interpreters
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
@@ -48,9 +49,15 @@ def run(
     from dpcompare.config.run import RunConfig
     from dpcompare.experiments.study import is_study
     from dpcompare.launch import run as runner
+    from dpcompare.launch.setup import usual_interpreter
     from dpcompare.results.run_dir import CONFIG_FILE
 
     options = with_named_mode(context, named_mode, values)
+    named = named_interpreters(options.python)
+
+    def interpreter_of(framework: str) -> str:
+        return named.get(framework) or usual_interpreter(framework)
+
     if resume is None:
         config = as_remembered(build_config(options))
         for line in (chosen_topology(options, config), config.workload.without_effect):
@@ -68,7 +75,12 @@ def run(
             data_progress(progress.waiting) as images_done,
         ):
             result = runner.run(
-                config, run_dir, observe=progress.observe, data_progress=images_done, report=progress.say
+                config,
+                run_dir,
+                observe=progress.observe,
+                data_progress=images_done,
+                report=progress.say,
+                interpreter_of=interpreter_of,
             )
     else:
         given = {row.name for row in OPTIONS if is_given(context, row.name)}
@@ -76,7 +88,9 @@ def run(
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options, given)
         run_dir = resume
         with _interruption_explained(run_dir), RunProgress(config, run_dir) as progress:
-            result = runner.resume(run_dir, config, observe=progress.observe, report=progress.say)
+            result = runner.resume(
+                run_dir, config, observe=progress.observe, report=progress.say, interpreter_of=interpreter_of
+            )
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:

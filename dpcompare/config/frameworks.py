@@ -80,7 +80,7 @@ class Framework:
     GPUs that cannot reach each other do, is to be named soon."""
 
 
-TORCH_EXTRAS = ("torch", "fabric", "accelerate")
+TORCH_EXTRAS = ("torch", "fabric", "accelerate", "keras")
 TORCH_SIZES = Sizes(download=3, on_disk=7)  # the wheel for GPUs runs on CPUs too
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -132,9 +132,9 @@ print(json.dumps(list(tensorflow.sysconfig.get_build_info().get("cuda_compute_ca
     ),
     "jax": Framework(
         packages=("jax", "jaxlib"),
-        extras={"cpu": ("jax",), "gpu": ("jax-cuda",)},
+        extras={"cpu": ("jax", "keras"), "gpu": ("jax-cuda", "keras")},
         sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
-        extras_of_cuda={13: ("jax-cuda13",)},  # the distributions that torch's wheels bring too
+        extras_of_cuda={13: ("jax-cuda13", "keras")},  # the distributions that torch's wheels bring too
         wheels_of_cuda={12: "'jax[cuda12]'"},
         least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
         cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
@@ -158,3 +158,8 @@ print(sum(device.platform == "gpu" for device in jax.devices()))
         gpu_start_seconds=900,  # XLA compiles each step as a whole
     ),
 }
+
+
+def python_variable(framework: str) -> str:
+    """The variable in which a user names the interpreter of a framework."""
+    return f"DPCOMPARE_{framework.upper()}_PYTHON"

@@ -23,6 +23,7 @@ from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.initial_weights import with_seed
+from dpcompare.launch.setup import usual_interpreter
 from dpcompare.system.cache import LOCK_FILE, exclusive_lock
 from dpcompare.system.files import reject_links
 from dpcompare.system.json_files import read_document, write_document
@@ -151,6 +152,12 @@ class Study(Config):
         """What an arm trains in a round."""
         workload = arm.config.workload
         return workload.changed(seed=workload.seed + number) if self.vary_seed else workload
+
+    def interpreter_of(self, framework: str) -> str:
+        """That of its arms in a framework; if there is none, the usual one."""
+        of_arms = (arm.config for arm in self.arms if arm.config.framework == framework)
+        own = (config.python for config in of_arms if config.environment is None)
+        return next(own, None) or usual_interpreter(framework)
 
     def run_dir(self, study_dir: Path, number: int, arm: Arm) -> Path:
         return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder

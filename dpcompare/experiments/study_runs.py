@@ -93,7 +93,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
 
     def made() -> RunResult:
         note(study_dir, number, arm.name, None)
-        result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
+        result = _run(study, config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
         note(study_dir, number, arm.name, result)
         return result
 
@@ -181,9 +181,18 @@ def _why_no_more(width: float | None, started_at: float, until: float, budget_se
     return f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
 
 
-def _run(config: RunConfig, run_dir: Path, observe: Callable[[Event], None], watcher: Watcher) -> RunResult:
+def _run(
+    study: Study, config: RunConfig, run_dir: Path, observe: Callable[[Event], None], watcher: Watcher
+) -> RunResult:
     try:
-        return run(config, run_dir, observe=observe, report=watcher.run_says, remark=watcher.run_remarks)
+        return run(
+            config,
+            run_dir,
+            observe=observe,
+            report=watcher.run_says,
+            remark=watcher.run_remarks,
+            interpreter_of=study.interpreter_of,
+        )
     except RunFailedError:
         if not (run_dir / RESULT_FILE).is_file():  # it could not be written
             raise

@@ -19,7 +19,6 @@ from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Callbacks, Deadlines
 from dpcompare.launch.plan import Endpoints, is_isolated, plan
-from dpcompare.launch.setup import usual_interpreter
 from dpcompare.models.costs import training_flops
 from dpcompare.results.late_step import LATE_STEPS, LateStep, compared, statistics_are_alike, why_not
 from dpcompare.results.result import RunResult
@@ -49,7 +48,7 @@ def with_late_step(result: RunResult, config: PreparedRun, run_dir: Path, callba
         result: of the run.
         config: with `late_step`.
         run_dir: of the run, which has kept its state.
-        callbacks: `report` gets a line, `stopped_by` ends it.
+        callbacks: `report` gets a line, `stopped_by` ends it, `interpreter_of` has the other frameworks.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the result says nothing of a late step.
@@ -79,7 +78,7 @@ def _made(result: RunResult, config: PreparedRun, folder: Path, callbacks: Callb
     if not all((folder / name).is_file() for name in (LATE_STEP_BEFORE, LATE_STEP_AFTER)):
         return LateStep(left_out="its state could not be kept, or the run was resumed within its last steps")
     problems: list[str] = []
-    for again in _configs_again(config, problems):
+    for again in _configs_again(config, problems, callbacks.interpreter_of):
         callbacks.report(f"checking the last {LATE_STEPS} steps: {again.framework} computes them in float64")
         if (why := _repeated(again, folder, callbacks.stopped_by)) is None:
             return _judged(result, config, again, folder)
@@ -142,12 +141,15 @@ def _why_too_slow(config: PreparedRun) -> str | None:
     return None if seconds <= MOST_SECONDS else f"these cores would need some {seconds / 60:.0f} minutes for it"
 
 
-def _configs_again(config: PreparedRun, problems: list[str]) -> Iterator[PreparedRun]:
+def _configs_again(
+    config: PreparedRun, problems: list[str], interpreter_of: Callable[[str], str]
+) -> Iterator[PreparedRun]:
     """The same training by one device of each other framework, in float64; the first starts and compiles fastest.
 
     Args:
         config: of the run.
         problems: gets why a framework cannot be used here.
+        interpreter_of: a framework -> its interpreter.
     """
     workload = config.workload
     is_one_batch = workload.batchnorm == "sync"
@@ -163,7 +165,7 @@ def _configs_again(config: PreparedRun, problems: list[str]) -> Iterator[Prepare
         if config.inputs.drops and framework not in config.inputs.drop_layers:
             problems.append(f"its layers of dropout were not matched with those in {framework}")
             continue
-        python = usual_interpreter(framework)
+        python = interpreter_of(framework)
         try:
             require_mode(framework, "single", python)
             again = PreparedRun(

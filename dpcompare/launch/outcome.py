@@ -27,6 +27,8 @@ class Callbacks:
     report: Report = lambda line: None
     stopped_by: Callable[[], str | None] = lambda: None
     """Asked several times a second; a reason that it returns ends the run, which then has failed."""
+    interpreter_of: Callable[[str], str]
+    """Asked for the interpreter of another framework, which makes the late step."""
 
     def expendable(self) -> Callbacks:
         """The same, but what only shows the run can fail without ending it."""

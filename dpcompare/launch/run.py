@@ -30,6 +30,7 @@ from dpcompare.launch.memory import memory_remark, require_memory
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.plan import exposure, require_free_variables
 from dpcompare.launch.remembered import remember_first_step
+from dpcompare.launch.setup import usual_interpreter
 from dpcompare.results.aggregate import LaunchEnd
 from dpcompare.results.attempts import Status
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
@@ -76,6 +77,7 @@ def run(
     report: Callable[[str], None] = lambda line: None,
     remark: Callable[[str], None] | None = None,
     stopped_by: Callable[[], str | None] = lambda: None,
+    interpreter_of: Callable[[str], str] = usual_interpreter,
 ) -> RunResult:
     """Train one config in separate processes, here or where its placement says, and return what was measured.
 
@@ -88,6 +90,7 @@ def run(
         report: called with a line for every restart, and with what an engine says.
         remark: called before the start with what is allowed but hardly meant; default: `report`.
         stopped_by: asked several times a second; a reason that it returns ends the run, which then has failed.
+        interpreter_of: asked for the interpreter of another framework, which makes the late step.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -96,7 +99,9 @@ def run(
     """
     require_type(config, RunConfig, "config")
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
-    callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
+    callbacks = Callbacks(
+        observe=observe, report=report, stopped_by=stopped_by, interpreter_of=interpreter_of
+    ).expendable()
     with terminated_as_interrupted():
         prepared = prepare_run(config, directory, data_progress)
         idle = idle_dropout(prepared) if config.inputs is None else None
@@ -118,6 +123,7 @@ def resume(
     observe: Callable[[Event], None] = lambda event: None,
     report: Callable[[str], None] = lambda line: None,
     stopped_by: Callable[[], str | None] = lambda: None,
+    interpreter_of: Callable[[str], str] = usual_interpreter,
 ) -> RunResult:
     """Resume a run from its newest checkpoint that can be used, in the same directory.
 
@@ -126,7 +132,7 @@ def resume(
         config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
         observe: as for `run`.
         report: called with a line for every checkpoint that cannot be used, and for the one that is.
-        stopped_by: as for `run`.
+        stopped_by, interpreter_of: as for `run`.
 
     Raises:
         RequestError: there is nothing to resume from; nothing was started.
@@ -138,7 +144,9 @@ def resume(
     require_one_line(directory.absolute(), "run directory")
     reject_links(directory, "the run directory")
     require_writable(directory, "the run directory")
-    callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
+    callbacks = Callbacks(
+        observe=observe, report=report, stopped_by=stopped_by, interpreter_of=interpreter_of
+    ).expendable()
     with terminated_as_interrupted():
         require_machine(config)
         prepared = prepare_again(config)
@@ -260,7 +268,7 @@ def require_environment(config: RunConfig) -> None:
     Raises:
         RequestError: it is such a run.
     """
-    require_mode(config.framework, config.mode, config.python)
+    require_mode(config.framework, config.mode, config.python, config.environment and config.environment.name)
     if config.environment is not None:
         require_same_dpcompare(config.framework, config.python)
         require_free_variables(config)

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
-from dpcompare.config.frameworks import FRAMEWORKS, Sizes
+from dpcompare.config.frameworks import FRAMEWORKS, Sizes, python_variable
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.cache import exclusive_lock
 from dpcompare.system.files import expanded
@@ -91,7 +91,7 @@ def interpreter_made_for(framework: str) -> str | None:
 
 def usual_interpreter(framework: str) -> str:
     """What trains in a framework unless a run names another: of DPCOMPARE_X_PYTHON, else of `setup`, else this one."""
-    named = os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON")
+    named = os.environ.get(python_variable(framework))
     return named or interpreter_made_for(framework) or sys.executable
 
 
@@ -191,7 +191,7 @@ def needs(frameworks: Sequence[str], device: DeviceType) -> list[Need]:
 
 
 def _need(framework: str, device: DeviceType) -> Need:
-    variable = f"DPCOMPARE_{framework.upper()}_PYTHON"
+    variable = python_variable(framework)
     if named := os.environ.get(variable):
         if lack := _lack(framework, named, device):
             raise RequestError(f"{variable}: received {named!r}, but {lack.text}; install what it lacks, or unset it")

@@ -1,6 +1,7 @@
 """Environments as arms: how they are named and refused, what the sheet says of them, and real runs in a copied one."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import dpcompare
 from dpcompare._version import __version__
 from dpcompare.cli.option_values import NamedEnvironment, named_environments
 from dpcompare.config.environment import Environment
@@ -247,6 +249,13 @@ def test_an_environment_of_another_dpcompare_is_refused(copied, tmp_path):
     refused = invoke("compare", *arms, *TRAINING, "--dry-run")
     assert refused.code == 2
     assert f"{copied} has dpcompare 0.0.1, and this is {__version__}; expected the same in every" in refused.stderr
+
+    shutil.copytree(Path(dpcompare.__file__).parent, other, dirs_exist_ok=True)
+    assert invoke("compare", *arms, *TRAINING, "--dry-run").code == 0
+    (other / "training" / "loop.py").write_text("# of another commit\n")
+    refused = invoke("compare", *arms, *TRAINING, "--dry-run")
+    assert refused.code == 2
+    assert f"{copied} has another dpcompare {__version__} than this one: training/loop.py differs" in refused.stderr
 
 
 @pytest.mark.process

@@ -106,10 +106,13 @@ def test_what_begins_late_is_named(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.usefixtures("warm")
 def test_a_run_whose_other_framework_is_missing_says_so(tmp_path, monkeypatch):
-    for framework in ("TENSORFLOW", "JAX"):
-        monkeypatch.setenv(f"DPCOMPARE_{framework}_PYTHON", "/nowhere/python")
-    lines = []
-    result = run(config(), tmp_path / "run", report=lines.append)
+    # Its interpreters count, wherever they are named.
+    monkeypatch.setenv("DPCOMPARE_TENSORFLOW_PYTHON", "/nowhere/python")
+    options = ("--model", "toy-bn", "--dataset", "synthetic-mini", "--global-batch-size", "8", "--steps", "12")
+    other = ("--warmup-steps", "1", "--device", "cpu", "--late-step", "--python", "jax=/nowhere/python")
+    done = invoke("run", "torch:single", *options, *other, "--run-dir", tmp_path / "run")
+    assert done.code == 0, done.stderr
+    result = RunResult.load(tmp_path / "run")
     assert result.late_step.left_out.startswith("no other framework can make it here: ")
     assert "tensorflow" in result.late_step.left_out
     assert "jax" in result.late_step.left_out
@@ -142,6 +145,16 @@ def test_a_study_makes_those_of_its_first_round(monkeypatch):
         arms = tuple(Arm(name=name, config=prepare_inputs(asked[value])) for name in "AB")
         study = Study(arms=arms, repeats=3)
         assert [study.config_of(number, arms[0]).late_step for number in (1, 2, 3)] == expected
+
+
+def test_a_studys_late_steps_use_the_interpreters_of_its_arms(monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_JAX_PYTHON", "/usual/jax")
+    of_arms = {"torch": "/its/torch", "tensorflow": "/its/tensorflow"}
+    arms = tuple(
+        Arm(name=framework, config=config(framework).changed(python=python)) for framework, python in of_arms.items()
+    )
+    study = Study(arms=arms, repeats=1)
+    assert {name: study.interpreter_of(name) for name in (*of_arms, "jax")} == of_arms | {"jax": "/usual/jax"}
 
 
 def test_what_takes_too_long_is_left_out(monkeypatch):

@@ -75,7 +75,7 @@ def test_the_commands_of_two_terminals_make_one_run(tmp_path):
 @pytest.mark.slow
 def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import numpy\nnumpy.__version__ = '0.1'\n")
-    short = ["--steps", "4", "--warmup-steps", "0"]
+    short = ["--steps", "4", "--warmup-steps", "0", "--env", "shown=TORCH_SHOWN=1"]
     run = start("run", *HERE, *TORCH, *TINY, *short, "--run-dir", tmp_path / "run")
     environments = [os.environ, os.environ | {"PYTHONPATH": str(tmp_path)}]
     terminals = [
@@ -88,6 +88,7 @@ def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     both = [node["versions"]["numpy"] for node in result["nodes"]]
     assert both == [numpy.__version__, "0.1"]
+    assert result["settings"]["environment"]["TORCH_SHOWN"] == "1"  # of --env, which no terminal knows
     assert re.search(rf"numpy differs\W+node 0: {both[0]}, node 1: 0.1", stdout)
 
 

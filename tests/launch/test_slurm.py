@@ -171,11 +171,14 @@ def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_pat
 
 @pytest.mark.torch
 def test_a_study_is_a_job_per_run(cluster, tmp_path):
-    study = ["compare", *TWO_NODES, "--arm", "torch:ddp", "--repeats", "2", *TINY, *SHORT]
-    done = dpcompare(*study, "--json", "--out", tmp_path / "study", **cluster)
+    arms = ["--arm", "torch:ddp", "--arm", "torch:ddp,env=shown", "--env", "shown=TORCH_SHOWN=1"]
+    done = dpcompare("compare", *TWO_NODES, *arms, "--repeats", "1", *TINY, *SHORT, "--json", "--out",
+                     tmp_path / "study", **cluster)  # fmt: skip
     assert done.code == 0, done.stderr
     assert done.stderr.count("was submitted") >= 2
-    assert set(re.findall(r"round (\d): .*: [\d.]+ images/s in", done.stderr)) == {"1", "2"}, done.stderr
+    assert len(set(re.findall(r"round 1: (.*): [\d.]+ images/s in", done.stderr))) == 2, done.stderr
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "study").rglob("result.json")]
+    assert {run["settings"]["environment"].get("TORCH_SHOWN") for run in runs} == {None, "1"}
 
 
 @pytest.mark.torch
