@@ -94,15 +94,22 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
     except RequestError as error:
         return {"error": str(error)}
     except BaseException as error:  # whatever a user's model does, sys.exit included
-        return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error)}"}
+        return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error, framework)}"}
 
 
-def _expected(error: BaseException) -> str:
-    """What a Keras model must be to train in each framework, if one has failed."""
-    in_keras = any(
-        frame.f_globals.get("__name__", "").startswith("keras.") for frame, _ in walk_tb(error.__traceback__)
-    )
-    return "; a layer of yours that calls one framework needs keras.ops to train in others" if in_keras else ""
+_OF_LIBRARIES = ("keras", "torch", "tensorflow", "jax", "dpcompare")
+
+
+def _expected(error: BaseException, framework: str) -> str:
+    """What a user's layer of Keras must be to train in each framework, if it has failed in what Keras calls."""
+    packages = [
+        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name)
+        for frame, _ in walk_tb(error.__traceback__)
+    ]
+    of_users = any(package not in _OF_LIBRARIES and name in ("build", "call") for package, name in packages)
+    if not of_users or "keras" not in dict(packages):
+        return ""
+    return f"; a layer of yours that calls another framework needs keras.ops in its place to train in {framework}"
 
 
 if __name__ == "__main__":

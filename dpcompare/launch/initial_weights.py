@@ -215,6 +215,7 @@ def _layers(config: RunConfig, num_classes: int) -> tuple[Layer, ...]:
     if library and not any(layer.written_in == library for layer in layers):
         raise RequestError(
             f"model: {model!r} is not a {library} model in {config.framework}; {config.framework} {config.mode} trains "
-            f"only {library} models: expected one, such as CustomModel(keras=...), or another mode"
+            f"only {library} models: expected CustomModel(keras=...) without a factory for {config.framework}, which "
+            "comes before it, or another mode"
         )
     return layers

@@ -22,22 +22,25 @@ def trained(mode, run_dir, workload, framework="tensorflow", devices=2, **change
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("framework", "devices", "model"),
+    ("framework", "devices", "model", "recomputed"),
     [
-        pytest.param("torch", 1, "toy-bn", marks=KERAS),
-        pytest.param("torch", 1, "vit-narrow", marks=KERAS),
-        pytest.param("jax", 2, "toy-bn", marks=[pytest.mark.jax, KERAS]),
-        pytest.param("jax", 1, "vit-narrow", marks=[pytest.mark.jax, KERAS, pytest.mark.long]),
-        pytest.param("tensorflow", 2, "toy-bn", marks=pytest.mark.tensorflow),
+        pytest.param("torch", 1, "toy-bn", 1, marks=KERAS),
+        pytest.param("torch", 1, "vit-narrow", 0, marks=KERAS),
+        pytest.param("jax", 2, "toy-bn", 0, marks=[pytest.mark.jax, KERAS]),
+        pytest.param("jax", 1, "vit-narrow", 0, marks=[pytest.mark.jax, KERAS, pytest.mark.long]),
+        pytest.param("tensorflow", 2, "toy-bn", 0, marks=pytest.mark.tensorflow),
     ],
 )
 @pytest.mark.usefixtures("warm")
-def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices, model):
-    """Also after an evaluation and a checkpoint, for which its variables are read and, with BatchNorm, written."""
+def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices, model, recomputed):
+    """Also after an evaluation, whose loss shows the running statistics that `fit` has written, and a checkpoint.
+
+    Where the evaluation recomputes statistics, Keras's variables are written too.
+    """
     workload = Workload(
         model=model, image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=7, warmup_steps=0,
         precision="float64", schedule="cosine", lr_warmup_steps=3, label_smoothing=0.2,
-        **{"batchnorm": "sync", "batchnorm_recompute": 1} if model == "toy-bn" else {},
+        **{"batchnorm": "sync"} if model == "toy-bn" else {}, batchnorm_recompute=recomputed,
     )  # fmt: skip
     changes = {"checkpoint_every": 4, "evaluate_every": 7, "steps_per_window": 3}  # losses are read three steps later
     fit = trained("keras-fit", tmp_path / "fit", workload, framework, devices, **changes)
@@ -78,10 +81,11 @@ def test_a_model_without_an_input_is_built_where_it_trains(tmp_path, monkeypatch
     (tmp_path / "nets.py").write_text(WITHOUT_INPUT)
     monkeypatch.chdir(tmp_path)
     workload = Workload(
-        model="nets:net", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=2, warmup_steps=0,
+        model="nets:net", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4, warmup_steps=0,
         batchnorm="sync",
     )  # fmt: skip
-    fit, loop = (trained(mode, tmp_path / mode, workload, "jax") for mode in ("keras-fit", "jit"))
+    fit, loop = (trained(mode, tmp_path / mode, workload, "jax", late_step=True) for mode in ("keras-fit", "jit"))
+    assert (fit.late_step.left_out, fit.late_step.problem) == (None, None)
     assert fit.train_loss == pytest.approx(loop.train_loss, rel=1e-6)
 
 
@@ -93,7 +97,8 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
         model="toy-cnn", image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=10, warmup_steps=0,
         learning_rate=0.01, schedule="cosine", lr_warmup_steps=4, label_smoothing=0.2,
     )  # fmt: skip
-    fit, mirrored = (trained(mode, tmp_path / mode, workload) for mode in ("keras-fit", "mirrored"))
+    fit, mirrored = (trained(mode, tmp_path / mode, workload, late_step=True) for mode in ("keras-fit", "mirrored"))
+    assert (fit.late_step.left_out, fit.late_step.problem) == (None, None)
     assert np.abs(np.array(fit.train_loss) - mirrored.train_loss).max() < 1e-4
 
 
@@ -133,8 +138,8 @@ def inject(module):
 
 
 @pytest.mark.tensorflow
-def test_keras_gets_batches_on_its_device_and_may_not_end_a_fit(tmp_path, monkeypatch):
-    """Keras reads this variable of the caller's; the loop must not wait for a thread that is gone."""
+def test_keras_gets_batches_on_its_device_whatever_limits_its_steps(tmp_path, monkeypatch):
+    """Keras reads this variable of the caller's, and would end its `fit` after three of the loop's steps."""
     monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
     where = WHERE.format(path=str(tmp_path / "given.json"))
     write_sitecustomize(tmp_path / "spy", "dpcompare.backends.keras.fit", where)
@@ -142,7 +147,26 @@ def test_keras_gets_batches_on_its_device_and_may_not_end_a_fit(tmp_path, monkey
     workload = Workload(
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=8, warmup_steps=0
     )
-    with pytest.raises(RunFailedError, match="Keras ended its fit by itself"):
-        trained("keras-fit", tmp_path / "run", workload, progress_timeout=300)
+    result = trained("keras-fit", tmp_path / "run", workload, progress_timeout=300)
+    assert len(result.train_loss) == 8
     on_devices = [["EagerTensor", f"/job:localhost/replica:0/task:0/device:CPU:{index}"] for index in range(2)]
     assert json.loads((tmp_path / "given.json").read_text()) == [on_devices] * 3  # images, labels, weights
+
+
+ENDS = """
+def inject(module):
+    def ended(self):
+        self._model.fit = lambda *arguments, **options: None
+        fit(self)
+    fit, module.Fit._fit = module.Fit._fit, ended
+"""
+
+
+@pytest.mark.torch
+@KERAS
+def test_a_step_does_not_wait_for_a_fit_that_has_ended(tmp_path, monkeypatch):
+    write_sitecustomize(tmp_path / "fault", "dpcompare.backends.keras.fit", ENDS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'fault'}:{os.environ.get('PYTHONPATH', '')}")
+    workload = Workload(model="mlp", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4)
+    with pytest.raises(RunFailedError, match="Keras ended its fit by itself, and the loop has more steps to make"):
+        trained("keras-fit", tmp_path / "run", workload, "torch", 1, progress_timeout=300)

@@ -5,6 +5,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.experiments.fairness import compare
 from stress.injection import write_sitecustomize
+from tests.support.marks import KERAS
 
 ONE = Cluster.partition(1, 1, device="cpu")
 SWITCHED = {
@@ -33,27 +34,45 @@ def inject(module):
 """
 
 
-COMPILED = {
-    "single": "arguments[0]._train = tf.function(arguments[0]._train_global_batch, autograph=False, jit_compile=True)",
-    "keras-fit": "arguments[0].model.jit_compile = True",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.tensorflow
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("mode", COMPILED)
-def test_a_step_that_xla_compiles_on_one_side_is_named(mode, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("framework", "mode", "code", "said"),
+    [
+        pytest.param(
+            *("tensorflow", "single"),
+            "import tensorflow as tf; arguments[0]._train = "
+            "tf.function(arguments[0]._train_global_batch, autograph=False, jit_compile=True)",
+            "XLA (jit_compile) of TensorFlow's step on",
+            marks=pytest.mark.tensorflow,
+        ),
+        pytest.param(
+            *("tensorflow", "keras-fit", "arguments[0].model.jit_compile = True"),
+            "jit_compile of Keras's step on",
+            marks=pytest.mark.tensorflow,
+        ),
+        pytest.param(
+            *("torch", "keras-fit", "arguments[0]._keras.run_eagerly = True"),
+            "eager steps of Keras on",
+            marks=[pytest.mark.torch, KERAS],
+        ),
+        pytest.param(
+            *("jax", "keras-fit", "arguments[0]._keras.jit_compile = False"),
+            "jit_compile of Keras's step off",
+            marks=[pytest.mark.jax, KERAS],
+        ),
+    ],
+)
+def test_a_step_that_is_compiled_on_one_side_is_named(framework, mode, code, said, tmp_path, monkeypatch):
     workload = Workload(
         model="mlp", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4, warmup_steps=0
     )
-    config = RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=ONE)
+    config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=ONE)
     usual = run(config, tmp_path / "usual")
-    code = f"import tensorflow as tf; {COMPILED[mode]}"
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", BEFORE_TRAINING.format(code=code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
     other = run(config, tmp_path / "other")
-    assert [process.switches for process in other.observed] == [["XLA (jit_compile) of TensorFlow's step on"]]
+    assert [process.switches for process in other.observed] == [[said]]
     assert "switches" in {row.setting for row in compare([usual, other]).rows if row.reason}
 
 

@@ -155,11 +155,7 @@ class KerasFit(Jit):
             yield name, [np.ascontiguousarray(mapped.layout.to_neutral(np.asarray(copy.data))) for copy in copies]
 
     def describe(self) -> Description:
-        return (
-            super()
-            .describe()
-            .with_settings(loop="Keras fit", optimizer_kernels="Keras", convolutions="kernel", donation="on")
-        )
+        return self._fitted.described(super().describe()).with_settings(convolutions="kernel", donation="on")
 
     def teardown(self) -> None:
         self._fit.end()

@@ -6,12 +6,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from dpcompare.backends.description import Description, switched
 from dpcompare.backends.keras.build import load_model, mapped_slots
 from dpcompare.backends.keras.model import MappedVariable, mapped_variables
 from dpcompare.backends.keras.settings import Scope
@@ -33,6 +35,17 @@ def adam(model: keras.Model) -> keras.optimizers.Adam:
 def slots_of(optimizer: keras.optimizers.Adam) -> dict[str, list[keras.Variable]]:
     """What it remembers of each parameter, by our names."""
     return {"exp_avg": optimizer._momentums, "exp_avg_sq": optimizer._velocities}
+
+
+def switches(model: keras.Model, *, jit_compile: bool) -> tuple[str, ...]:
+    """What was switched in a model since it was compiled with `jit_compile`, in words."""
+    found = bool(model.jit_compile)
+    return switched(
+        {
+            f"jit_compile of Keras's step {'on' if found else 'off'}": found != jit_compile,
+            "eager steps of Keras on": bool(model.run_eagerly),
+        }
+    )
 
 
 class StepsMade:
@@ -92,7 +105,7 @@ class Fit:
             with self._scope():
                 self._model.fit(self._data, epochs=1, verbose=0, callbacks=self._turns)
             # Nothing waits for it if fit was asked to end.
-            self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
+            self._turns.fail(RuntimeError("Keras ended its fit by itself, and the loop has more steps to make"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
 
@@ -184,6 +197,7 @@ class FittedModel:
             jit_compile: as Keras decides by itself: JAX compiles a step, torch does not.
         """
         self.model = model
+        self._jit_compile = jit_compile
         self.adam = adam(model)
         self.steps = StepsMade(self.adam)
         self._slots = mapped_slots(model, slots_of(self.adam))
@@ -199,6 +213,13 @@ class FittedModel:
     def images_computed(self) -> int:
         """The images whose losses `fit` has computed."""
         return int(self._sums.images.numpy())
+
+    def described(self, description: Description) -> Description:
+        """The description of a process, with what is Keras's in it."""
+        switched_by_keras = switches(self.model, jit_compile=self._jit_compile)
+        return replace(description, switches=(*description.switches, *switched_by_keras)).with_settings(
+            loop="Keras fit", optimizer_kernels="Keras"
+        )
 
     def trained(self) -> Iterator[tuple[str, MappedVariable, keras.Variable]]:
         """Each parameter, and what the optimizer remembers of it, by its name in a TrainingState."""

@@ -36,6 +36,8 @@ def apply(framework: str, precision: str) -> None:
             f"with {framework}; expected KERAS_BACKEND={framework} where Keras is imported first, or a process of its "
             "own for each training"
         )
+    for limit in ("set_max_epochs", "set_max_steps_per_epoch"):  # of KERAS_MAX_...; older versions have none
+        getattr(keras.config, limit, lambda most: None)(None)
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(FUZZ)
     floats = "float64" if precision == "float64" else "float32"

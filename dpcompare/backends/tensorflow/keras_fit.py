@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
-from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, slots_of
+from dpcompare.backends.keras.fit import CurrentBatch, Fit, StepsMade, adam, slots_of, switches
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.config.optimizers import ADAM_BETAS
 from dpcompare.data.batches import DeviceBatch
@@ -45,10 +46,6 @@ class KerasFit(TensorFlowBackend):
         """None: Keras keeps its function to itself."""
         return ()
 
-    @property
-    def _is_step_compiled(self) -> bool:
-        return bool(self.model.jit_compile)
-
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         self._set_training_mode(training=True)
         self._step += 1
@@ -68,6 +65,7 @@ class KerasFit(TensorFlowBackend):
 
     def describe(self) -> Description:
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
+        description = replace(description, switches=(*description.switches, *switches(self.model, jit_compile=False)))
         if any(isinstance(layer, keras.layers.Embedding) for layer in self.model.layers):
             # TensorFlow has a gradient of an embedding for each lookup. Keras squares each, torch and JAX their sum.
             optimizer = description.settings["optimizer"] | {"embedding gradients": "squared per lookup"}

@@ -112,9 +112,7 @@ class KerasFit(TorchBackend):
         return Counters(optimizer_steps=self._fitted.steps.count, images=self._fitted.images_computed)
 
     def describe(self) -> Description:
-        description = (
-            super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras", memory_layout="NHWC")
-        )
+        description = self._fitted.described(super().describe()).with_settings(memory_layout="NHWC")
         if model_of(self.workload.model).attention(self.workload.image_size):
             return description.with_settings(attention="scaled_dot_product_attention")
         return description
