@@ -298,7 +298,7 @@ class Keeper:
             date=date.today(),
             version=dpcompare.__version__,
             machine=machine or this_machine().in_words,
-            versions=_versions() if versions is None else versions,
+            versions=versions_here() if versions is None else versions,
             status=status,
             seconds=round(time.monotonic() - self._began if seconds is None else seconds, 1),
             sentences=tuple(sentences),
@@ -324,10 +324,10 @@ def _without_folders(word: str) -> str:
     return f"{option}{is_equal}{Path(value).name}" if Path(value).is_absolute() else word
 
 
-def _versions() -> dict[str, str]:
-    """Of Python, and of each framework that is installed with its packages."""
+def versions_here(*others: str) -> dict[str, str]:
+    """Of Python, of each framework that is installed with its packages, and of other packages."""
     packages = [package for framework in FRAMEWORKS.values() for package in framework.packages]
-    return {"Python": platform.python_version(), **installed_versions(packages)}
+    return {"Python": platform.python_version(), **installed_versions([*packages, *others])}
 
 
 def commit() -> str:

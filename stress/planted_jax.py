@@ -116,6 +116,20 @@ module.JaxBackend._copy_statistics_of_replica_0 = added
 """,
         leads=OF_STATISTICS,
     ),
+    "running statistics of replicas added up in each step": Planted(
+        place=SPMD,
+        module="backends.jax.backend",
+        inject="""
+losses = module.JaxBackend._losses
+def added(self, parameters, statistics, rows, *, training):
+    logits, each, moved = losses(self, parameters, statistics, rows, training=training)
+    changes = {name: moved[name] - statistics[name] for name in moved}
+    return logits, each, {name: statistics[name] + module.lax.psum(changes[name], module.REPLICAS) for name in moved}
+module.JaxBackend._losses = added
+""",
+        workload={"batchnorm": "sync"},
+        leads=OF_STATISTICS,
+    ),
     "gradients summed in bfloat16": Planted(
         place=SPMD,
         module="backends.jax.backend",

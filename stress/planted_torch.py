@@ -279,6 +279,22 @@ module.DistributedDataParallel.broadcast_buffers = of_last
 """,
         leads=OF_STATISTICS,
     ),
+    # As in keras#22638, where every buffer was summed over the replicas and divided by their number.
+    "running statistics of replicas averaged in each step": Planted(
+        place=DDP,
+        module="backends.torch.backend",
+        inject="""
+distributed, step = module.torch.distributed, module.TorchBackend.train_step
+def averaged(self, *arguments):
+    loss = step(self, *arguments)
+    for buffer in self.model.buffers():
+        distributed.all_reduce(buffer)
+        buffer.copy_(buffer / distributed.get_world_size())
+    return loss
+module.TorchBackend.train_step = averaged
+""",
+        leads=OF_STATISTICS,
+    ),
     "evaluation by the statistics of its own batch": Planted(
         place=TORCH,
         module="backends.torch.backend",

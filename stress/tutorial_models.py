@@ -1,11 +1,11 @@
-"""The models of two tutorials, as they stand there: what has to be written around them, and whether `verify` passes.
+"""Models of others: those of two tutorials, as they stand there, and one of Keras by its name; does `verify` pass?
 
     python -m stress.tutorial_models --flax docs_nnx/mnist_tutorial.md --keras examples/demo_mnist_convnet.py \\
         [--write [FOLDER]]
 
 The files are those of Flax's and of Keras's repository. Of each, the statements that the model needs are taken as they
 are. Both models expect grey images of 28 pixels; Keras's ends with a softmax, of which dpcompare wants the logits.
-Exit code 3 if a check fails.
+The table counts the lines that have to be written around a model. Exit code 3 if a check fails.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence import Cell, Keeper, number, table, text
+from benchmarks.evidence import Cell, Keeper, number, table, text, versions_here
 
 NAME = "tutorial-models"
 
 
 @dataclass(frozen=True)
-class Tutorial:
-    """A model of a tutorial."""
+class Model:
+    """A model of a tutorial, or of a library."""
 
     words: str
     model: str
-    """Its name there."""
-    around: str
-    """The module that a user writes, in which the tutorial's is `tutorial`."""
-    twin: str
-    """What another framework needs, if it cannot train the same object."""
+    """Its name in the tutorial, or for `--model`."""
     options: tuple[str, ...]
-    """Of `verify`."""
+    """Of `verify`, the modes last."""
+    file: str = ""
+    """The tutorial's, in words; empty: a library has the model."""
+    around: str = ""
+    """The module that a user writes, in which the tutorial's is `tutorial`."""
+    twin: str = ""
+    """What another framework needs, if it cannot train the same object."""
 
 
-FLAX = Tutorial(
+OF_TUTORIAL = ("--image-size", "28", "--regularization", "shared")
+FLAX = Model(
     words="Flax NNX, the CNN of the MNIST tutorial",
     model="CNN",
     around="""
@@ -74,9 +77,10 @@ class Twin(nn.Module):
         x = self.linear1(x.permute(0, 2, 3, 1).flatten(1))
         return self.linear2(self.dropout2(x).relu())
 """,
-    options=("--frameworks", "torch,jax", "--modes", "single,ddp,spmd,jit"),
+    options=(*OF_TUTORIAL, "--frameworks", "torch,jax", "--modes", "single,ddp,spmd,jit"),
+    file="docs_nnx/mnist_tutorial.md of google/flax",
 )
-KERAS = Tutorial(
+KERAS = Model(
     words="Keras, the convnet of the MNIST example",
     model="model",
     around="""
@@ -89,8 +93,13 @@ def net():
     grey = keras.layers.Lambda(lambda images: keras.ops.mean(images, -1, keepdims=True))
     return keras.Sequential([keras.Input((28, 28, 3)), grey, *layers, last])
 """,
-    twin="",
-    options=("--frameworks", "torch,tensorflow,jax", "--modes", "single,ddp,mirrored,spmd"),
+    options=(*OF_TUTORIAL, "--frameworks", "torch,tensorflow,jax", "--modes", "single,ddp,mirrored,spmd,jit"),
+    file="examples/demo_mnist_convnet.py of keras-team/keras",
+)
+BY_NAME = Model(
+    words="Keras's MobileNetV2 by its name",
+    model="keras:MobileNetV2",
+    options=("--image-size", "32", "--frameworks", "torch,tensorflow,jax", "--modes", "single,ddp,mirrored,jit"),
 )
 
 
@@ -139,20 +148,21 @@ def lines_of(code: str) -> int:
     return sum(bool(line.strip()) for line in code.splitlines())
 
 
-def module_of(tutorial: Tutorial) -> str:
-    """The module of the user's, of which `MODEL` trains."""
-    by_framework = "jax=Net, torch=Twin" if tutorial.twin else "keras=net"
-    return f"{tutorial.around}{tutorial.twin}\nimport dpcompare\nMODEL = dpcompare.CustomModel({by_framework})\n"
+def module_of(model: Model) -> str:
+    """The module of the user's, of which `MODEL` trains; empty for a model that has a name."""
+    if not model.file:
+        return ""
+    by_framework = "jax=Net, torch=Twin" if model.twin else "keras=net"
+    return f"{model.around}{model.twin}\nimport dpcompare\nMODEL = dpcompare.CustomModel({by_framework})\n"
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came out of a tutorial."""
+    """What came out of a model."""
 
-    tutorial: Tutorial
+    model: Model
     its_lines: int
     checks: Sequence[dict[str, Any]]
-    digest: str
 
     @property
     def passed(self) -> int:
@@ -161,11 +171,11 @@ class Row:
     @property
     def cells(self) -> tuple[Cell, ...]:
         return (
-            self.tutorial.words,
+            self.model.words,
             self.its_lines,
-            lines_of(module_of(self.tutorial)) - lines_of(self.tutorial.twin),
-            lines_of(self.tutorial.twin),
-            self.tutorial.options[-1].replace(",", ", "),
+            lines_of(module_of(self.model)) - lines_of(self.model.twin),
+            lines_of(self.model.twin),
+            self.model.options[-1].replace(",", ", "),
             f"{self.passed} of {len(self.checks)}",
             max(check["measured"] for check in self.checks if check["name"] == "evaluation logits"),
         )
@@ -179,21 +189,24 @@ COLUMNS = [
 ]
 
 
-def verified(tutorial: Tutorial, path: Path) -> Row:
-    """Have `verify` compare the modes that train a model of a tutorial in `path`."""
+def verified(model: Model, path: Path | None = None) -> Row:
+    """Have `verify` compare the modes that train a model, which for one of a tutorial is in `path`."""
     with tempfile.TemporaryDirectory(prefix="dpcompare-tutorial-") as name:
         folder = Path(name)
-        theirs = needed(code_of(path), tutorial.model)
+        theirs = needed(code_of(path), model.model) if path else ""
         (folder / "tutorial.py").write_text(theirs)
-        (folder / "mine.py").write_text(module_of(tutorial))
-        command = [sys.executable, "-m", "dpcompare", "verify", "--model", "mine:MODEL", *tutorial.options]
-        command += ["--replicas", "1,2", "--precision", "float64", "--image-size", "28"]
-        command += ["--regularization", "shared", "--full", "--json"]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        (folder / "mine.py").write_text(module_of(model))
+        command = [sys.executable, "-m", "dpcompare", "verify", "--model", "mine:MODEL" if path else model.model]
+        command += ["--replicas", "1,2", "--precision", "float64", "--batchnorm", "sync", *model.options]
+        done = subprocess.run([*command, "--full", "--json"], cwd=folder, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 3):
         sys.exit(f"received exit code {done.returncode} of verify, expected 0 or 3; see above")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    return Row(tutorial, lines_of(theirs), json.loads(done.stdout)["checks"], digest)
+    return Row(model, lines_of(theirs), json.loads(done.stdout)["checks"])
+
+
+def origin(model: Model, path: Path) -> str:
+    """Which version of a tutorial it was, in words."""
+    return f"The sha256 of {model.file} begins with {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}."
 
 
 def main() -> None:
@@ -202,13 +215,15 @@ def main() -> None:
     parser.add_argument("--keras", type=Path, required=True, metavar="FILE", help="Keras's MNIST example")
     keeper = Keeper(parser, "stress.tutorial_models")
     arguments = parser.parse_args()
-    rows = [verified(FLAX, arguments.flax), verified(KERAS, arguments.keras)]
+    tutorials = ((FLAX, arguments.flax), (KERAS, arguments.keras))
+    rows = [*(verified(model, path) for model, path in tutorials), verified(BY_NAME)]
     have_passed = all(row.passed == len(row.checks) for row in rows)
     keeper.keep(
         arguments.write,
         NAME,
         "passed" if have_passed else "failed",
-        sentences=[f"The two files begin with sha256 {' and '.join(row.digest for row in rows)}."],
+        sentences=[origin(model, path) for model, path in tutorials],
+        versions=versions_here("flax"),
         tables=[table(COLUMNS, [row.cells for row in rows])],
     )
     sys.exit(0 if have_passed else 3)

@@ -103,6 +103,12 @@ def build(name: str, image_size: int) -> nn.Module:
         return ToyCnn(image_size, NUM_CLASSES)
     if name.startswith("resnet"):
         return torchvision.models.get_model(name, num_classes=NUM_CLASSES)
+    if name == "vgg16":
+        model = torchvision.models.get_model(name, num_classes=NUM_CLASSES, dropout=0.0)
+        # torchvision pools any image to 7 x 7 features; dpcompare's first dense layer takes those that are there.
+        model.avgpool = nn.Identity()
+        model.classifier[0] = nn.Linear(512 * (image_size // 32) ** 2, 4096)
+        return model
     if name in VIT_OF_TIMM:
         size = VIT_OF_TIMM[name]
         return timm.create_model(f"vit_{size}_patch16_224", img_size=image_size, num_classes=NUM_CLASSES)

@@ -19,7 +19,7 @@ from stress.injection import injected, write_sitecustomize
 from tests.support.contenders import ALL, BOTH
 
 EVERY = ("torch", "tensorflow", "jax")
-MODES_OF_EVERY = (*ALL, "fsdp", "spmd", "multiprocess")
+MODES_OF_EVERY = (*ALL, "fsdp", "spmd", "multiprocess", "jit")
 
 
 def planned(frameworks=EVERY, modes=MODES_OF_EVERY, replicas=(1, 2, 4), **asked):

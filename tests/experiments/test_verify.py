@@ -81,14 +81,19 @@ def healthy(train_once):
 @pytest.mark.jax
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("replicas", "modes"), [pytest.param(1, ("single",), marks=pytest.mark.long), (2, ("ddp", *OF_JAX))]
+    ("replicas", "modes", "batchnorm"),
+    [
+        pytest.param(1, ("single",), "local", marks=pytest.mark.long),
+        (2, ("ddp", "spmd", "multiprocess"), "local"),
+        (2, ("ddp", "jit"), "sync"),
+    ],
 )
-def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes):
+def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes, batchnorm):
     """Their other options are in the groups of test_crossed_groups.py."""
-    asked = {"frameworks": ("torch", "jax"), "modes": modes}
+    asked = {"frameworks": ("torch", "jax"), "modes": modes, "batchnorm": batchnorm}
     chosen = group(replicas, "sgd", **asked)
     sides = [healthy(replicas, "sgd", number, **asked) for number in range(len(chosen.contenders))]
-    assert {side.contender.framework for side in sides} == {"torch", "jax"}
+    assert {side.contender.mode for side in sides} == set(modes)
     assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 
 
