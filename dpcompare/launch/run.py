@@ -268,7 +268,8 @@ def require_environment(config: RunConfig) -> None:
     Raises:
         RequestError: it is such a run.
     """
-    require_mode(config.framework, config.mode, config.python, config.environment and config.environment.name)
+    environment = config.environment.name if config.environment else None
+    require_mode(config.framework, config.mode, config.python, environment)
     if config.environment is not None:
         require_same_dpcompare(config.framework, config.python)
         require_free_variables(config)
