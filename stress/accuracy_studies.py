@@ -1,6 +1,7 @@
 """The studies of docs/accuracy.md: do the modes reach the same accuracy, and which gets there first?
 
     python -m stress.accuracy_studies modes batchnorm batch models planted identical --data PHOTOS [--rounds 8]
+        [--write [FOLDER]]
 
 Each is a study below --out that the same command goes on with after an interruption. Prints its sentences, and
 computes its means, deviations, differences and intervals again from the result files by a few lines of NumPy.
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
+from benchmarks.evidence import Keeper, Table, number, table, text
 from dpcompare.experiments.accuracy_statistics import Measure
 from dpcompare.experiments.statistics import FALSE_CLAIMS
 from dpcompare.experiments.study import Arm, Study
@@ -91,9 +93,9 @@ STUDIES: dict[str, Question] = {
         ],
     ),
     "models": Question(
-        question="Do torch and TensorFlow reach the same accuracy with ResNet-18 and with ViT-Ti?",
+        question="Do the frameworks reach the same accuracy with ResNet-18 and with ViT-Ti?",
         arguments=[
-            *_arms("torch:single", "tensorflow:single"),
+            *_arms("torch:single", "tensorflow:single", "jax:single"),
             *("--model", "resnet18,vit-ti16", "--image-size", "32", "--device", "cpu", "--global-batch-size", "64"),
             *("--epochs", "4", "--margin", "3"),
         ],
@@ -130,8 +132,8 @@ def shortened(arguments: Sequence[str]) -> list[str]:
 def commands(name: str, data: str, rounds: int, out: Path) -> Iterator[tuple[Path, list[str]]]:
     """(directory, command) of each study of a question; those of several have seeds far apart."""
     question = STUDIES[name]
-    for number in range(question.times):
-        folder = out / (name if question.times == 1 else f"{name}-{number + 1:02d}")
+    for turn in range(question.times):
+        folder = out / (name if question.times == 1 else f"{name}-{turn + 1:02d}")
         arguments = [
             *question.arguments,
             "--vary-seed",
@@ -143,10 +145,8 @@ def commands(name: str, data: str, rounds: int, out: Path) -> Iterator[tuple[Pat
         if question.uses_photos:
             arguments += ["--dataset", data]
         if question.times > 1:
-            arguments += ["--seed", str(1000 * number)]
-            arguments = [
-                argument.replace("seed=1000000", f"seed={1_000_000 + 1000 * number}") for argument in arguments
-            ]
+            arguments += ["--seed", str(1000 * turn)]
+            arguments = [argument.replace("seed=1000000", f"seed={1_000_000 + 1000 * turn}") for argument in arguments]
         yield folder, arguments
 
 
@@ -227,6 +227,39 @@ def print_study(shown: dict[str, Any]) -> None:
         print(f"- {each['sentence']}")
 
 
+OF_ARMS = [*text("arm"), *(number(title, ".1f") for title in ("accuracy, %", "deviation", "from", "to"))]
+OF_CLAIMS = [
+    *text("pair", "found"),
+    *(number(title, "+.2f") for title in ("points apart", "from", "to")),
+    number("confidence", ".1%"),
+]
+
+
+def tables(studies: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """The accuracy of each arm over its seeds, and the differences, in points."""
+    arms = (row for shown in studies for row in shown["arms"])
+    over_seeds = ((row["name"], row["accuracy_over_seeds"] or {}) for row in arms)
+    names = ("mean", "standard_deviation", "low", "high")
+    yield table(OF_ARMS, [(name, *(_points(found.get(each)) for each in names)) for name, found in over_seeds])
+    found = (claim for shown in studies for claim in claims(shown, "accuracy"))
+    yield table(
+        OF_CLAIMS,
+        [
+            (
+                f"{claim['first']} - {claim['second']}",
+                claim["outcome"],
+                *(_points(claim[name]) for name in ("difference", "low", "high")),
+                claim["confidence"],
+            )
+            for claim in found
+        ],
+    )
+
+
+def _points(part: float | None) -> float | None:
+    return None if part is None else 100 * part
+
+
 def problems(question: Question, studies: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for everything that the reports of a question leave open, or answer otherwise than is known."""
     for shown in studies:
@@ -254,11 +287,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("studies/accuracy"))
     parser.add_argument("--short", action="store_true", help="small images and few epochs: a try, and no answer")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
+    keeper = Keeper(parser, "stress.accuracy_studies")
     arguments = parser.parse_args()
     wrong: list[str] = []
     for name in arguments.studies:
         print(f"\n{name}: {STUDIES[name].question}", flush=True)
-        studies = []
+        studies, found = [], []
         for folder, asked in commands(name, arguments.data, arguments.rounds, arguments.out):
             options = shortened(asked) if arguments.short else asked
             print(f"dpcompare compare {shlex.join(options)}", flush=True)
@@ -270,8 +304,18 @@ def main() -> None:
             print_study(shown)
             for again in recomputed(folder, shown):
                 print(f"  {again}")
-                wrong += [] if again.is_same else [f"{again}, but reported: {again.reported}"]
-        wrong += () if arguments.dry_run else problems(STUDIES[name], studies)
+                found += [] if again.is_same else [f"{again}, but reported: {again.reported}"]
+        if arguments.dry_run:
+            continue
+        found += problems(STUDIES[name], studies)
+        keeper.keep(
+            arguments.write,
+            f"accuracy-{name}",
+            "failed" if found else "measured",
+            sentences=[STUDIES[name].question, *found],
+            tables=list(tables(studies)),
+        )
+        wrong += found
     for problem in wrong:
         print(f"WRONG: {problem}", file=sys.stderr)
     sys.exit(3 if wrong else 0)

@@ -8,13 +8,14 @@ from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.report.formats import as_json
 from stress import accuracy_studies
-from stress.accuracy_studies import STUDIES, commands, problems, recomputed, shortened
+from stress.accuracy_studies import STUDIES, commands, problems, recomputed, shortened, tables
 from tests.support.command import invoke
 from tests.support.learning import BETTER, SEEDS, compared, ddp, multiworker, saved
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.jax
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_asked_for(name, tmp_path, photos):
     _, command = next(commands(name, str(photos), 8, tmp_path / "out"))
@@ -86,11 +87,22 @@ def test_an_arm_whose_mean_or_deviation_is_another_one_is_seen(recorded):
     ]
 
 
+def test_a_table_has_the_arms_and_their_differences_in_points():
+    arms, pairs = tables([report(BETTER)])
+    assert [row[0] for row in arms.rows] == ["torch ddp 2x1", "tensorflow multiworker 2x1"]
+    ((pair, outcome, points, low, high, confidence),) = pairs.rows
+    assert (pair, outcome) == ("torch ddp 2x1 - tensorflow multiworker 2x1", "higher")
+    assert arms.rows[0][1] - arms.rows[1][1] == pytest.approx(points)
+    assert 0 < low < points < high
+    assert confidence > 0.9
+
+
 def test_a_problem_is_exit_code_3(monkeypatch, capsys):
     monkeypatch.setattr(accuracy_studies.subprocess, "run", lambda command, check: None)
     monkeypatch.setattr(accuracy_studies, "report", lambda folder: report(SEEDS))
     monkeypatch.setattr(accuracy_studies, "recomputed", lambda folder, shown: [])
     monkeypatch.setattr("sys.argv", ["accuracy_studies", "planted"])
+    monkeypatch.setenv("DPCOMPARE_COMMIT", "a commit")  # git is a command too
     with pytest.raises(SystemExit, match="3"):
         accuracy_studies.main()
     assert "WRONG: the difference is not found" in capsys.readouterr().err
