@@ -132,7 +132,8 @@ def resume(
         config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
         observe: as for `run`.
         report: called with a line for every checkpoint that cannot be used, and for the one that is.
-        stopped_by, interpreter_of: as for `run`.
+        stopped_by: as for `run`.
+        interpreter_of: as for `run`.
 
     Raises:
         RequestError: there is nothing to resume from; nothing was started.

@@ -102,17 +102,17 @@ def test_tensorflow_without_cuda_is_told_how_to_get_it():
 def test_jax_without_its_plugin_for_gpus_is_told_how_to_get_it():
     found, remedy, _ = problem("jax", CUDA_12, finds_cudnn=True)
     assert "jax-cuda12-plugin" in found
-    assert "'dpcompare[jax-cuda]'" in remedy
+    assert "'dpcompare[jax-cuda,keras]'" in remedy
     assert problem("jax", CUDA_12 | {"jax-cuda12-plugin": "0.10.2"}) is None
 
 
 def test_jax_is_told_the_extra_of_the_newest_cuda_of_the_driver(driver):
     driver("580.65.06")
     _, remedy, _ = problem("jax", CUDA_13)
-    assert remedy.endswith("'dpcompare[jax-cuda13]'")  # next to torch, whose libraries they are
+    assert remedy.endswith("'dpcompare[jax-cuda13,keras]'")  # next to torch, whose libraries they are
     driver("570.10")
     _, remedy, _ = problem("jax", {})
-    assert "'dpcompare[jax-cuda]', in an environment without torch" in remedy
+    assert "'dpcompare[jax-cuda,keras]', in an environment without torch" in remedy
 
 
 def test_two_frameworks_in_one_environment_are_told_apart():

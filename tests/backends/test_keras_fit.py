@@ -138,7 +138,7 @@ def inject(module):
 
 
 @pytest.mark.tensorflow
-def test_keras_gets_batches_on_its_device_whatever_limits_its_steps(tmp_path, monkeypatch):
+def test_keras_gets_batches_on_devices_whatever_limits_its_steps(tmp_path, monkeypatch):
     """Keras reads this variable of the caller's, and would end its `fit` after three of the loop's steps."""
     monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
     where = WHERE.format(path=str(tmp_path / "given.json"))

@@ -66,7 +66,7 @@ def made(monkeypatch):
     def make(request, study_dir, disturbed, status="completed"):
         done = []
 
-        def run(config, run_dir, observe, report, remark):
+        def run(config, run_dir, observe, report, remark, interpreter_of):
             key = (int(run_dir.parent.name[-2:]), run_dir.name)
             done.append(key)
             run_dir.mkdir(parents=True)

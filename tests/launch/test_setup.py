@@ -30,6 +30,7 @@ EXTRAS = {
     "torch": ["torch>=2.8", "timm", "torchvision"],
     "fabric": [],
     "accelerate": [],
+    "keras": ["keras"],
     "tensorflow": ["tensorflow", "keras"],
     "tensorflow-cpu": ["tensorflow-cpu", "keras"],
     "tensorflow-cuda": ["tensorflow", "keras", "nvidia-cudnn-cu12"],
@@ -142,7 +143,7 @@ def test_without_gpus_torch_is_a_build_for_cpus(environments, indexes, monkeypat
     assert done.code == 0, done.stderr
     assert f"{installer} makes an environment" in done.stderr
     address = os.environ["DPCOMPARE_TORCH_CPU_INDEX"].rstrip("/")
-    wanted = f"with torch>=2.8 torchvision>=0.23 from {address}, and dpcompare[torch,fabric,accelerate]"
+    wanted = f"with torch>=2.8 torchvision>=0.23 from {address}, and dpcompare[torch,fabric,accelerate,keras]"
     assert wanted in done.stderr
     assert "about 0.5 GB to download, 2 GB on disk" in done.stderr
     assert "in all, about 1 GB to download, 4 GB on disk" in done.stderr
@@ -195,7 +196,7 @@ def test_with_gpus_each_framework_gets_an_environment(environments, index, insta
     install_gpus()
     done = invoke("setup", "--json")
     assert done.code == 0, done.stderr
-    for framework, extras in (("torch", "torch,fabric,accelerate"), ("tensorflow", "tensorflow-cuda")):
+    for framework, extras in (("torch", "torch,fabric,accelerate,keras"), ("tensorflow", "tensorflow-cuda")):
         assert f"{framework}: {sys.executable} has no {framework}" in done.stderr
         assert f"{framework}/bin/python, with dpcompare[{extras}]=={__version__}; about" in done.stderr
     expected = {framework: str(environments / framework / "bin" / "python") for framework in ("torch", "tensorflow")}
@@ -217,7 +218,7 @@ def test_jax_gets_the_cuda_of_torch_where_the_driver_runs_it(environments, index
     (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Tue Oct 22")
     done = invoke("setup", "--frameworks", "jax")
     assert done.code == 0, done.stderr
-    assert f"dpcompare[jax-cuda13]=={__version__}" in done.stderr
+    assert f"dpcompare[jax-cuda13,keras]=={__version__}" in done.stderr
     (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.10  Tue Oct 22")
     assert interpreters(()) == {"jax": str(environments / "jax" / "bin" / "python")}  # what was made stays known
 
@@ -226,7 +227,7 @@ def test_jax_is_made_where_it_is_asked_for(environments, index, install_gpus):
     install_gpus()
     done = invoke("setup", "--frameworks", "jax")
     assert done.code == 0, done.stderr
-    assert f"jax/bin/python, with dpcompare[jax-cuda]=={__version__}; about 3 GB to download" in done.stderr
+    assert f"jax/bin/python, with dpcompare[jax-cuda,keras]=={__version__}; about 3 GB to download" in done.stderr
     assert interpreters(()) == {"jax": str(environments / "jax" / "bin" / "python")}
     listed = invoke("plan", "jax:multiprocess", "--nodes", "2", "--device", "cpu", "--json").json
     assert listed["node_processes"][0]["argv"][0] == str(environments / "jax" / "bin" / "python")
@@ -253,7 +254,8 @@ def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
 @pytest.mark.process
 @pytest.mark.slow
 def test_an_interrupted_set_up_goes_on(environments, index):
-    (index / "keras-99.0-py3-none-any.whl").rename(index / "keras")
+    (wheel,) = index.glob("tensorflow_cpu-*.whl")
+    wheel.rename(index / "hidden")
     failed = invoke("setup", "--device", "cpu")
     assert failed.code == 1
     assert "uv pip install" in failed.stderr
@@ -261,7 +263,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
     torch = (environments / "torch.json").stat().st_mtime_ns
 
-    (index / "keras").rename(index / "keras-99.0-py3-none-any.whl")
+    (index / "hidden").rename(wheel)
     done = invoke("setup", "--device", "cpu")
     assert done.code == 0
     assert "tensorflow: its environment was not finished" in done.stderr
@@ -324,7 +326,7 @@ def test_a_dry_run_makes_nothing(environments, index):
     said = invoke("setup", "--dry-run", "--device", "gpu", "--json")
     assert said.code == 0
     assert [need["requirements"] for need in said.json["frameworks"]] == [
-        [f"dpcompare[torch,fabric,accelerate]=={__version__}"],
+        [f"dpcompare[torch,fabric,accelerate,keras]=={__version__}"],
         [f"dpcompare[tensorflow-cuda]=={__version__}"],
     ]
     assert not environments.exists()
