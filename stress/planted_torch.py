@@ -287,7 +287,7 @@ module.DistributedDataParallel.broadcast_buffers = of_last
 distributed, step = module.torch.distributed, module.TorchBackend.train_step
 def averaged(self, *arguments):
     loss = step(self, *arguments)
-    for buffer in self.model.buffers():
+    for buffer in self.model.buffers() if distributed.is_initialized() else ():
         distributed.all_reduce(buffer)
         buffer.copy_(buffer / distributed.get_world_size())
     return loss
