@@ -278,7 +278,7 @@ def net(num_classes):
 def test_a_layer_of_one_framework_is_refused_in_another(elsewhere):
     (elsewhere / "nets.py").write_text(BY_TORCH)
     with pytest.raises(
-        RequestError, match=r"(?s)failed in jax .*; a layer of yours that calls one framework needs keras\.ops"
+        RequestError, match=r"(?s)failed in jax .*; a layer of yours that calls another framework needs keras\.ops"
     ):
         described_layers("nets:net", "jax", sys.executable, 4, 4)
     assert described_layers("nets:net", "torch", sys.executable, 4, 4)
