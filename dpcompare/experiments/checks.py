@@ -195,7 +195,10 @@ LAYER_DIFFERS = 1e-3
 def first_layer_that_differs(a: Side, b: Side) -> str:
     """In words, in the order of the first side's layers; empty where all are the same."""
     first, second = _activations(a), _activations(b)
+    known = {name.rpartition(".")[0] for name in _tensors(b, "initial")}
     for name, features in first.items():
+        if name not in second and name in known:  # a layer that keeps its features to itself
+            continue
         if name not in second:
             return f"{name} is in {a.contender} alone; {b.contender} has {', '.join(second)}"
         if features.shape != second[name].shape:

@@ -91,7 +91,7 @@ def without_state_in_torch(num_classes):
 
     return Net()
 
-def in_equinox(num_classes):
+def in_equinox(num_classes, stem_padding=1):
     import equinox as eqx
     import jax
 
@@ -105,7 +105,7 @@ def in_equinox(num_classes):
 
         def __init__(self, key):
             of_stem, of_hidden, of_classifier = jax.random.split(key, 3)
-            self.stem = eqx.nn.Conv2d(3, 8, 3, stride=2, padding=1, key=of_stem)
+            self.stem = eqx.nn.Conv2d(3, 8, 3, stride=2, padding=stem_padding, key=of_stem)
             self.norm = eqx.nn.GroupNorm(4, 8)
             self.hidden = [eqx.nn.Linear(8, 16, key=of_hidden)]
             self.drop = eqx.nn.Dropout(0.5)
@@ -122,6 +122,9 @@ def in_equinox(num_classes):
 
 of_equinox = CustomModel(torch=without_state_in_torch, jax=in_equinox)
 same = CustomModel(torch=in_torch, jax=in_flax)
+equinox_shifted = CustomModel(
+    torch=without_state_in_torch, jax=lambda num_classes: in_equinox(num_classes, stem_padding=((2, 0), (2, 0)))
+)
 shifted = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, stem_padding=((2, 0), (2, 0))))
 other_epsilon = CustomModel(torch=in_torch, jax=lambda num_classes: in_flax(num_classes, epsilon=1e-3))
 """
@@ -136,25 +139,38 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "modes", "asked", "failed", "shown"),
+    ("model", "modes", "asked", "shown"),
     [
         (
-            *("same", ("ddp", "jit")),
+            *("same", ("ddp", "spmd", "jit")),
             {"replicas": 2, "batchnorm": "sync", "regularization": "shared"},
-            *(None, {"regularization", "BatchNorm statistics"}),
+            {"regularization", "BatchNorm statistics"},
         ),
-        ("shifted", ("single",), {"regularization": "shared"}, "evaluation logits", {"gradient"}),
-        ("of_equinox", ("ddp", "jit"), {"replicas": 2, "batchnorm": "sync"}, None, {"gradient"}),
+        (
+            *("same", ("ddp", "spmd", "multiprocess"), {"replicas": 2, "regularization": "shared"}),
+            {"regularization", "BatchNorm statistics"},
+        ),
+        ("of_equinox", ("ddp", "spmd", "jit"), {"replicas": 2, "batchnorm": "sync"}, {"gradient"}),
     ],
-    ids=["same", "shifted", "of equinox"],
+    ids=["one batch", "batches of replicas", "of equinox"],
 )
 @pytest.mark.usefixtures("warm")
-def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, asked, failed, shown):
+def test_a_module_computes_what_its_twin_does(elsewhere, model, modes, asked, shown):
     (elsewhere / "nets.py").write_text(NETS)
     checks = checks_of(f"nets:{model}", ("torch", "jax"), modes, **asked)
-    names = {check.name for check in checks if not check.passed}
-    assert failed in names if failed else not names
+    assert [check for check in checks if not check.passed] == []
     assert shown <= {check.name for check in checks}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["shifted", "equinox_shifted"])
+@pytest.mark.usefixtures("warm")
+def test_the_layer_of_a_module_that_differs_is_named(elsewhere, model):
+    (elsewhere / "nets.py").write_text(NETS)
+    asked = {} if model == "equinox_shifted" else {"regularization": "shared"}
+    checks = {check.name: check for check in checks_of(f"nets:{model}", ("torch", "jax"), ("single",), **asked)}
+    assert "the first layer that differs is stem: by" in checks["evaluation logits"].detail
 
 
 @pytest.mark.torch
@@ -366,6 +382,13 @@ class Stateful(eqx.Module):
     def __init__(self, num_classes):
         self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
 
+class Sharing(eqx.Module):
+    both: eqx.nn.Shared
+
+    def __init__(self, num_classes):
+        layers = [eqx.nn.Linear(48, 48, key=jax.random.key(number)) for number in range(2)]
+        self.both = eqx.nn.Shared(layers, where=lambda each: each[1].weight, get=lambda each: each[0].weight)
+
 class Twice(eqx.Module):
     first: eqx.nn.Linear
     second: eqx.nn.Linear
@@ -408,6 +431,7 @@ REFUSED = {
     "chained_state": "has a BatchNorm, which keeps a state; expected layers without one, such as GroupNorm, or a",
     "Keyed": "requires the argument key, and dpcompare passes images alone; expected the default None, since layers of",
     "Backwards": "has a ConvTranspose2d, whose layout is not known here; expected Linear, Conv2d, LayerNorm",
+    "Sharing": "has a Shared, which gives one tensor to several layers; expected a tensor of its own for each layer",
     "chained": "Layer(name='layers.1.layers.0', tensors={'weight': (4, 48), 'bias': (4,)}",  # it is taken
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",
 }

@@ -76,7 +76,7 @@ def other_settings(elsewhere, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm", "other_settings")
 def test_a_model_of_keras_is_the_same_in_all_frameworks():
-    modes = ("fsdp", "mirrored", "jit")
+    modes = ("fsdp", "mirrored", "spmd", "jit")
     asked = {"batchnorm": "sync", "regularization": "shared"}
     checks = checks_of("nets:everywhere", ("torch", "tensorflow", "jax"), modes, replicas=2, **asked)
     assert [check for check in checks if not check.passed] == []

@@ -226,11 +226,21 @@ FEATURES = np.ones((2, 4, 4, 3))
             [("conv", FEATURES), ("mean", FEATURES)],
             "pool is in torch single alone; torch single has conv, mean",
         ),
+        (
+            [("hidden", FEATURES), ("conv", FEATURES)],
+            [("conv", FEATURES * 2)],
+            "the first layer that differs is conv: by 1.0e+00 of its largest value",
+        ),
     ],
 )
 def test_the_first_layer_that_differs_is_named(side, first, second, said):
+    """Both have the layer `hidden`, whose features are not known everywhere."""
     a, b = (
-        replace(side, arrays={f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(layers)})
+        replace(
+            side,
+            arrays={"initial.hidden.weight": np.ones(1)}
+            | {f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(layers)},
+        )
         for layers in (first, second)
     )
     assert first_layer_that_differs(a, b) == said

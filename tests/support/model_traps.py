@@ -100,6 +100,34 @@ module.TorchBackend.initial_state = lambda self: {
         caught_by="weight round trip",
         on_sheet=LOSSES,
     ),
+    "convolutions drawn by the rule of torch.nn.Conv2d": Fault(
+        framework="torch",
+        module="backends.torch.backend",
+        inject="""
+load = module.TorchBackend.initial_state
+# Of variance 1 / (3 fan_in), not 2 / fan_out.
+module.TorchBackend.initial_state = lambda self: {
+    name: array / 6**0.5 if array.ndim == 4 else array for name, array in load(self).items()
+}
+""",
+        workload=RESNET,
+        caught_by="weight round trip",
+        on_sheet=LOSSES,
+    ),
+    "positions drawn as those of torch.nn.Embedding": Fault(
+        framework="torch",
+        module="backends.torch.backend",
+        inject="""
+load = module.TorchBackend.initial_state
+# Of standard deviation 1, not 0.02.
+module.TorchBackend.initial_state = lambda self: {
+    name: array * 50 if name == "pos_embed" else array for name, array in load(self).items()
+}
+""",
+        workload=VIT,
+        caught_by="weight round trip",
+        on_sheet=LOSSES,
+    ),
     "features of VGG flattened with the channels last": Fault(
         framework="tensorflow",
         module="models.vgg.in_tensorflow",

@@ -9,13 +9,18 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from dpcompare.backends.jax.layer_outputs import of_rows, outputs_of
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layer_matching import Source
 from dpcompare.models.layers.in_jax import Tensors
 
 NORMS = (eqx.nn.LayerNorm, eqx.nn.GroupNorm, eqx.nn.RMSNorm)
-TRANSPOSED = eqx.nn.ConvTranspose
+REFUSED = {
+    eqx.nn.ConvTranspose: ("whose layout is not known here", "Linear, Conv2d, LayerNorm and GroupNorm"),
+    eqx.nn.Shared: ("which gives one tensor to several layers", "a tensor of its own for each layer"),
+}
+"""Part of a module -> why it is refused, and what is expected."""
 
 
 class EquinoxModel:
@@ -36,17 +41,15 @@ class EquinoxModel:
                 be called with more than an image.
         """
         # A tree has whatever a module consists of as its leaves, if these are said to be leaves.
-        for part in jax.tree.leaves(module, is_leaf=lambda part: _keeps_state(part) or isinstance(part, TRANSPOSED)):
+        for part in jax.tree.leaves(module, is_leaf=_is_refused):
             if _keeps_state(part):
                 raise RequestError(
                     f"model: {name!r} has a {type(part).__name__}, which keeps a state; expected layers without one, "
                     "such as GroupNorm, or a module of flax.nnx"
                 )
-            if isinstance(part, TRANSPOSED):
-                raise RequestError(
-                    f"model: {name!r} has a {type(part).__name__}, whose layout is not known here; expected Linear, "
-                    "Conv2d, LayerNorm and GroupNorm"
-                )
+            for kind, (why, expected) in REFUSED.items():
+                if isinstance(part, kind):
+                    raise RequestError(f"model: {name!r} has a {type(part).__name__}, {why}; expected {expected}")
         require_called_with_images(module, name, "the default None, since layers of dropout drop nothing")
         parts = _parts(module, (*NORMS, eqx.nn.Dropout))
         self.norms = frozenset(name for name, part in parts.items() if isinstance(part, NORMS))
@@ -59,6 +62,7 @@ class EquinoxModel:
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [_joined(path) for path, _ in leaves]
+        self._owners = [path[:-1] for path, _ in leaves if path[:-1]]
         self._shapes = [value.shape for _, value in leaves]
         # On the host: on a device they would count as memory of the training.
         self._initial = {
@@ -82,16 +86,38 @@ class EquinoxModel:
     def apply(
         self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The logits of images, (rows, height, width, channels)."""
+        """The logits of images, (rows, height, width, channels), and in evaluation the features of layers."""
         values = [tensors[name].reshape(shape) for name, shape in zip(self._names, self._shapes, strict=True)]
         module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
-        return jax.vmap(module)(images.transpose(0, 3, 1, 2)), {}
+        layers = {} if training else {_joined(path): _at(module, path) for path in self._owners}
+
+        def computed(image: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            with outputs_of(layers) as features:
+                return module(image), features
+
+        logits, features = jax.vmap(computed)(images.transpose(0, 3, 1, 2))
+        channels_last = {
+            name: array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for name, array in features.items()
+        }
+        return logits, of_rows(channels_last, images)
+
+
+def _at(module: eqx.Module, path: Iterable[Any]) -> Any:
+    """The part of a module at the end of a path."""
+    part: Any = module
+    for key in path:
+        part = getattr(part, key.name) if hasattr(key, "name") else part[key.idx if hasattr(key, "idx") else key.key]
+    return part
 
 
 def _parts(module: eqx.Module, kinds: tuple[type, ...]) -> dict[str, Any]:
     """The parts of a module that are of some kinds, by name."""
     paths, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda part: isinstance(part, kinds))
     return {_joined(path): part for path, part in paths if isinstance(part, kinds)}
+
+
+def _is_refused(part: Any) -> bool:
+    return _keeps_state(part) or isinstance(part, tuple(REFUSED))
 
 
 def _keeps_state(part: Any) -> bool:

@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import numpy as jnp
 
+from dpcompare.backends.jax.layer_outputs import of_rows, outputs_of
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layer_matching import Source
@@ -176,7 +177,7 @@ class FlaxModel:
     def apply(
         self, tensors: Tensors, images: jax.Array, *, training: bool, axis_name: str | None, drop: Drop
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The logits of images, and in training new running statistics."""
+        """The logits of images, and in training new running statistics, in evaluation the features of layers."""
         # A module may change only what was made while it is traced: so not that of another call.
         values: list[Any] = [None] * len(self._places)
         for tensor, place in zip(self._tensors, self._places, strict=True):
@@ -194,13 +195,19 @@ class FlaxModel:
                 owner.promote_dtype = _widened
         set_mode: Callable[[], None] = module.train if training else module.eval
         set_mode()
-        logits = module(images, rngs=NoRandomNumbers(self._name)) if self._asks_for_rngs else module(images)
+        arguments = {"rngs": NoRandomNumbers(self._name)} if self._asks_for_rngs else {}
+        with outputs_of({} if training else self._layers(module)) as features:
+            logits = module(images, **arguments)
         statistics = {}  # of one axis
         for tensor, place in zip(self._tensors, self._places, strict=True):
             if is_statistic(tensor.name):
                 statistics[tensor.name] = getattr(_at(module, tensor.owner), tensor.variable)[...]
                 self._require_mode(tensor.name, values[place], statistics[tensor.name], training=training)
-        return logits, statistics if training else {}
+        return logits, statistics if training else of_rows(features, images)
+
+    def _layers(self, module: nnx.Module) -> dict[str, nnx.Module]:
+        """The layers of a module that have tensors."""
+        return {_joined(tensor.owner): _at(module, tensor.owner) for tensor in self._tensors if tensor.owner}
 
     def _require_mode(self, statistic: str, before: jax.Array, after: jax.Array, *, training: bool) -> None:
         """Raise RequestError unless a running statistic is new in training, and in training alone.
