@@ -6,7 +6,7 @@
 On the CPU, with one device and, where Keras has a data parallelism, with two. In every round each trains once, in an
 order that alternates, the same batches from the same weights. Each model takes half an hour or more on two cores, and
 gets its own result file. --same measures no time: it compares the losses of a few steps in float64, since in float32
-rounding grows with the steps, and has another framework make the last steps of Keras again.
+rounding grows with the steps, and another framework repeats Keras's last steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COLUMNS_OF_SAME = [
     *(number(f"losses of step {step} apart by", ".1e") for step in (1, 2, 4)),
     number("late step, part of its tolerance", ".1e"),
 ]
-"""A late step compares weights, optimizer state and running statistics with those of another framework."""
+"""A late step compares losses, updates, optimizer state and running statistics with those of another framework."""
 OWN = (("torch", 1, "single"), ("tensorflow", 1, "single"), ("jax", 1, "single"))
 OF_SEVERAL = (("tensorflow", 2, "mirrored"), ("jax", 2, "jit"))
 """Framework, devices, and the mode that `keras-fit` is compared with."""
@@ -105,7 +105,7 @@ def same(pairs: Pairs, rounds: int) -> dict[str, Any]:
     for name, devices, configs in pairs:
         own, fit = in_turns(configs, rounds)
         first, second, _, last = apart(own, fit)
-        rows.append((name, devices, first, second, last, max(map(part_of_tolerance, fit))))
+        rows.append((name, devices, first, second, last, float(np.max(list(map(part_of_tolerance, fit))))))
     return {"tables": [table(COLUMNS_OF_SAME, rows)]}
 
 

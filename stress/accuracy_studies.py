@@ -16,6 +16,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,8 +290,11 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
     keeper = Keeper(parser, "stress.accuracy_studies")
     arguments = parser.parse_args()
+    if arguments.short and arguments.write:
+        parser.error("--write: --short is a try; expected one of the two")
     wrong: list[str] = []
     for name in arguments.studies:
+        began = time.monotonic()
         print(f"\n{name}: {STUDIES[name].question}", flush=True)
         studies, found = [], []
         for folder, asked in commands(name, arguments.data, arguments.rounds, arguments.out):
@@ -314,6 +318,7 @@ def main() -> None:
             "failed" if found else "measured",
             sentences=[STUDIES[name].question, *found],
             tables=list(tables(studies)),
+            seconds=time.monotonic() - began,
         )
         wrong += found
     for problem in wrong:

@@ -240,7 +240,7 @@ def main() -> None:
         "failed" if bad else "passed" if is_whole else "open",
         sentences=[
             *sentences(rows),
-            f"{earlier} of {len(rows)} rows were made by earlier commands, whose commits and versions were not kept.",
+            f"{earlier} of {len(rows)} rows were made by earlier commands; the rows do not name commits and versions.",
         ],
         tables=[faults_of(rows)],
         figures=counts(rows),

@@ -110,11 +110,11 @@ def require_compiler(tuning: Mapping[str, str]) -> None:
 def require_framework(framework: str, python: str = sys.executable, environment: str | None = None) -> None:
     """Raise RequestError, naming the extra to install, unless `python` has the framework, as new as is needed.
 
-    `environment` is the name of that which the interpreter belongs to; None: the usual one of the framework.
+    `environment` is the named environment that the interpreter belongs to; None: the framework's usual one.
     """
     if missing := missing_packages(framework, python):
         where = f" in env={environment}" if environment else ""
-        options = f"--env NAME {framework}" if environment else f"--frameworks {framework}"
+        options = f"--env {environment} {framework}" if environment else f"--frameworks {framework}"
         raise RequestError(
             f"{framework} is not usable{where}: {', '.join(missing)} not installed for {python}; expected an "
             f"environment that has it: `dpcompare setup {options}` makes one, or: {python} -m pip install "
@@ -157,27 +157,30 @@ def require_same_dpcompare(framework: str, python: str) -> None:
     found, *folder = _answer(framework, python, _ASK_DPCOMPARE, []).splitlines()
     if found != __version__:
         difference = f"has dpcompare {found}, and this is {__version__}"
-    elif module := _other_module(Path(folder[0])):
-        difference = f"has another dpcompare {found} than this one: {module} differs"
+    elif differing := _other_module(Path(folder[0])):
+        difference = f"has another dpcompare {found} than this one: {differing}"
     else:
         return
+    # The versions of what it depends on may be what is compared.
+    options = "--force-reinstall --no-deps " if folder else ""
     raise RequestError(
-        f"{python} {difference}; expected the same in every environment: {python} -m pip install --force-reinstall "
+        f"{python} {difference}; expected the same in every environment: {python} -m pip install {options}"
         f"'dpcompare=={__version__}', or from where this one was installed"
     )
 
 
 def _other_module(folder: Path) -> str | None:
-    """The first module that differs from this dpcompare's in a folder that holds one; None if none does."""
+    """How the first module of another dpcompare that differs from this one's does; None if none does."""
     own = Path(__file__).parents[1]
     if folder.samefile(own):
         return None
-    modules = {path.relative_to(root) for root in (own, folder) for path in root.rglob("*.py")}
-    return next((str(module) for module in sorted(modules) if not _is_same(own / module, folder / module)), None)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+    for module in sorted({path.relative_to(root) for root in (own, folder) for path in root.rglob("*.py")}):
+        having = [root for root in (own, folder) if (root / module).is_file()]
+        if len(having) == 1:
+            return f"{module} is in {having[0]} alone"
+        if not filecmp.cmp(own / module, folder / module, shallow=False):
+            return f"{module} differs"
+    return None
 
 
 def require_devices(framework: str, device_type: str, count: int, environ: Mapping[str, str] = os.environ) -> None:

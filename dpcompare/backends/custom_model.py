@@ -10,7 +10,9 @@ import tempfile
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
+from itertools import dropwhile
 from pathlib import Path
+from sysconfig import get_paths
 from traceback import walk_tb
 from typing import Any
 
@@ -97,17 +99,18 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
         return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error, framework)}"}
 
 
-_OF_LIBRARIES = ("keras", "torch", "tensorflow", "jax", "dpcompare")
+_FOLDERS_OF_LIBRARIES = ("<frozen", *(get_paths()[kind] for kind in ("stdlib", "platlib", "purelib")))
 
 
 def _expected(error: BaseException, framework: str) -> str:
     """What a user's layer of Keras must be to train in each framework, if it has failed in what Keras calls."""
-    packages = [
-        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_name)
-        for frame, _ in walk_tb(error.__traceback__)
-    ]
-    of_users = any(package not in _OF_LIBRARIES and name in ("build", "call") for package, name in packages)
-    if not of_users or "keras" not in dict(packages):
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
+    of_users = (
+        package != "dpcompare" and not frame.f_code.co_filename.startswith(_FOLDERS_OF_LIBRARIES)
+        for package, frame in dropwhile(lambda each: each[0] != "keras", zip(packages, frames, strict=True))
+    )
+    if not any(of_users):
         return ""
     return f"; a layer of yours that calls another framework needs keras.ops in its place to train in {framework}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from dpcompare.cli import completion
 from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, mode_argument, with_named_mode
 from dpcompare.cli.next_commands import next_steps
-from dpcompare.cli.option_values import named_interpreters
+from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
@@ -49,14 +50,13 @@ def run(
     from dpcompare.config.run import RunConfig
     from dpcompare.experiments.study import is_study
     from dpcompare.launch import run as runner
-    from dpcompare.launch.setup import usual_interpreter
     from dpcompare.results.run_dir import CONFIG_FILE
 
     options = with_named_mode(context, named_mode, values)
-    named = named_interpreters(options.python)
+    chosen = interpreters(options.python)
 
     def interpreter_of(framework: str) -> str:
-        return named.get(framework) or usual_interpreter(framework)
+        return chosen.get(framework, sys.executable)
 
     if resume is None:
         config = as_remembered(build_config(options))

@@ -266,8 +266,8 @@ def _usable(
             )
         usual = chosen.get(framework, sys.executable)
         try:
-            for python in [python or usual for _, python in environments] or [usual]:
-                require_framework(framework, python)
+            for environment, python in environments or [(None, None)]:
+                require_framework(framework, python or usual, environment.name if environment and python else None)
             usable.append(framework)
         except RequestError as error:
             # JAX is optional: one who does not name it need not read that it is missing everywhere.

@@ -269,7 +269,8 @@ def require_environment(config: RunConfig) -> None:
     Raises:
         RequestError: it is such a run.
     """
-    environment = config.environment.name if config.environment else None
+    has_own_interpreter = config.environment and config.python != usual_interpreter(config.framework)
+    environment = config.environment.name if config.environment and has_own_interpreter else None
     require_mode(config.framework, config.mode, config.python, environment)
     if config.environment is not None:
         require_same_dpcompare(config.framework, config.python)

@@ -266,22 +266,33 @@ class OfTorch(keras.layers.Layer):
         import torch
         return torch.tanh(x)
 
-def net(num_classes):
+def tanh(x):
+    import torch
+    return torch.tanh(x)
+
+def of(layer, num_classes):
     last = keras.layers.Flatten(), keras.layers.Dense(num_classes)
-    return keras.Sequential([keras.Input((4, 4, 3)), OfTorch(), *last])
+    return keras.Sequential([keras.Input((4, 4, 3)), layer, *last])
+
+def net(num_classes):
+    return of(OfTorch(), num_classes)
+
+def function(num_classes):
+    return of(keras.layers.Lambda(tanh, output_shape=(4, 4, 3)), num_classes)
 """
 
 
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
-def test_a_layer_of_one_framework_is_refused_in_another(elsewhere):
+@pytest.mark.parametrize("net", ["net", "function"])
+def test_a_layer_of_one_framework_is_refused_in_another(elsewhere, net):
     (elsewhere / "nets.py").write_text(BY_TORCH)
     with pytest.raises(
         RequestError, match=r"(?s)failed in jax .*; a layer of yours that calls another framework needs keras\.ops"
     ):
-        described_layers("nets:net", "jax", sys.executable, 4, 4)
-    assert described_layers("nets:net", "torch", sys.executable, 4, 4)
+        described_layers(f"nets:{net}", "jax", sys.executable, 4, 4)
+    assert described_layers(f"nets:{net}", "torch", sys.executable, 4, 4)
 
 
 MODELS = """

@@ -38,9 +38,6 @@ from tests.support.contenders import ALL, BOTH
 from tests.support.faults import FAULTS
 from tests.support.model_traps import RESNET, TRAPS, VGG, VIT
 
-OF_JAX = ("single", "spmd", "multiprocess", "jit")
-
-
 REGULARIZED = {"regularization": "shared"}
 SYNCHRONIZED = REGULARIZED | {"batchnorm": "sync"}
 
@@ -94,6 +91,7 @@ def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, modes
     chosen = group(replicas, "sgd", **asked)
     sides = [healthy(replicas, "sgd", number, **asked) for number in range(len(chosen.contenders))]
     assert {side.contender.mode for side in sides} == set(modes)
+    assert {side.contender.framework for side in sides} == {"torch", "jax"}
     assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 
 

@@ -40,7 +40,7 @@ def outputs_of(layers: Mapping[str, Any]) -> Iterator[dict[str, jax.Array]]:
 
         return recording
 
-    own = {kind: vars(kind).get("__call__") for kind in map(type, layers.values())}
+    own: dict[Any, Any] = {kind: vars(kind).get("__call__") for kind in map(type, layers.values())}
     for kind in own:
         kind.__call__ = recorded(kind.__call__)
     try:

@@ -105,7 +105,12 @@ class Fit:
             with self._scope():
                 self._model.fit(self._data, epochs=1, verbose=0, callbacks=self._turns)
             # Nothing waits for it if fit was asked to end.
-            self._turns.fail(RuntimeError("Keras ended its fit by itself, and the loop has more steps to make"))
+            self._turns.fail(
+                RuntimeError(
+                    "Keras ended its fit, and the loop has more steps to make; expected no layer of the model to set "
+                    "its stop_training"
+                )
+            )
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
 
