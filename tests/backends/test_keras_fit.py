@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.experiments.check_row import Differs
+from dpcompare.experiments.fairness import compare
+from dpcompare.experiments.fairness_checks import names_that_differ
 from stress.injection import write_sitecustomize
 from tests.support.marks import KERAS
 
 pytestmark = pytest.mark.slow
+
+OF_DEVICES = names_that_differ(Differs.DEVICES | Differs.SPLIT_BATCH)
+"""What differs between two devices and one."""
 
 
 def trained(mode, run_dir, workload, framework="tensorflow", devices=2, **changes):
@@ -47,6 +53,8 @@ def test_in_float64_fit_computes_what_the_loop_does(tmp_path, framework, devices
     loop = trained("single", tmp_path / "loop", workload, "torch", 1, **changes)
     assert np.abs(np.array(fit.train_loss) - loop.train_loss).max() < 1e-12
     assert [each.loss for each in fit.evaluations] == pytest.approx([each.loss for each in loop.evaluations], abs=1e-12)
+    assert compare([fit, loop], subject=sorted(OF_DEVICES)).reasons == []
+    assert fit.computed.first_update_norms.keys() == loop.computed.first_update_norms.keys()
     assert fit.computed.first_gradient_norm == pytest.approx(loop.computed.first_gradient_norm, rel=1e-12)
     assert (fit.computed.optimizer_steps, fit.computed.images) == (7, loop.computed.images)
     assert fit.computed.replica_difference is None
@@ -168,5 +176,5 @@ def test_a_step_does_not_wait_for_a_fit_that_has_ended(tmp_path, monkeypatch):
     write_sitecustomize(tmp_path / "fault", "dpcompare.backends.keras.fit", ENDS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'fault'}:{os.environ.get('PYTHONPATH', '')}")
     workload = Workload(model="mlp", image_size=8, dataset="synthetic-mini", global_batch_size=16, steps=4)
-    with pytest.raises(RunFailedError, match="Keras ended its fit by itself, and the loop has more steps to make"):
+    with pytest.raises(RunFailedError, match="Keras ended its fit, and the loop has more steps to make"):
         trained("keras-fit", tmp_path / "run", workload, "torch", 1, progress_timeout=300)

@@ -149,6 +149,8 @@ class KerasFit(Jit):
         return super().read(handles)
 
     def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        if self._is_ahead:  # as before the first step
+            self._give_to_keras()
         self._keras.jax_state_sync()
         for name, mapped, variable in self._fitted.trained():
             copies = variable.value.addressable_shards

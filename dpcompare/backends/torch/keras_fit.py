@@ -100,6 +100,8 @@ class KerasFit(TorchBackend):
         self._is_ahead = True
 
     def tensors_of_replicas(self) -> Iterator[tuple[str, Sequence[Array]]]:
+        if self._is_ahead:  # as before the first step
+            self._give_to_keras()
         for name, mapped, variable in self._fitted.trained():
             yield name, [mapped.on_host(variable)]
 
