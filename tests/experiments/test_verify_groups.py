@@ -289,7 +289,7 @@ def test_a_quick_verify_names_installed_modes_it_leaves_out(monkeypatch, argumen
         if (framework, mode) not in usable:
             raise RequestError(f"{framework} {mode} is not usable")
 
-    monkeypatch.setattr("dpcompare.backends.availability.require_framework", lambda framework, python="": None)
+    monkeypatch.setattr("dpcompare.backends.availability.require_framework", lambda *_: None)
     monkeypatch.setattr("dpcompare.backends.availability.require_mode", require)
     monkeypatch.setattr("dpcompare.experiments.verify_groups.plan_groups", lambda *named, **options: [])
     monkeypatch.setattr("dpcompare.experiments.verify_groups.not_compared", lambda *named: [])
