@@ -293,5 +293,5 @@ def test_verify_needs_the_framework_in_each_environment(copied, tmp_path):
     env = ("--env", f"copy={copied}", "--env", f"bare={tmp_path / 'bare' / 'bin' / 'python'}")
     refused = invoke("verify", "--frameworks", "torch", "--modes", "single", "--replicas", "1", *env)
     assert refused.code == 2
-    assert "torch is not usable: " in refused.stderr
+    assert "torch is not usable in env=bare: " in refused.stderr
     assert "no framework is left to verify; expected one that all environments have" in refused.stderr
