@@ -114,7 +114,7 @@ def require_framework(framework: str, python: str = sys.executable, environment:
     """
     if missing := missing_packages(framework, python):
         where = f" in env={environment}" if environment else ""
-        options = f"--env {environment} {framework}" if environment else f"--frameworks {framework}"
+        options = f"--env NAME {framework}" if environment else f"--frameworks {framework}"
         raise RequestError(
             f"{framework} is not usable{where}: {', '.join(missing)} not installed for {python}; expected an "
             f"environment that has it: `dpcompare setup {options}` makes one, or: {python} -m pip install "

@@ -99,7 +99,9 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
         return {"error": f"model: {model!r} failed in {framework} ({in_words(error)}){_expected(error, framework)}"}
 
 
-_FOLDERS_OF_LIBRARIES = ("<frozen", *(get_paths()[kind] for kind in ("stdlib", "platlib", "purelib")))
+_LIBRARIES = ("keras", "torch", "tensorflow", "jax", "dpcompare")
+_FOLDERS_OF_LIBRARIES = ("<", *(get_paths()[kind] for kind in ("stdlib", "platlib", "purelib")))
+"""How paths of code that is no user's begin; what was compiled from a string has a name in brackets."""
 
 
 def _expected(error: BaseException, framework: str) -> str:
@@ -107,7 +109,7 @@ def _expected(error: BaseException, framework: str) -> str:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
     of_users = (
-        package != "dpcompare" and not frame.f_code.co_filename.startswith(_FOLDERS_OF_LIBRARIES)
+        package not in _LIBRARIES and not frame.f_code.co_filename.startswith(_FOLDERS_OF_LIBRARIES)
         for package, frame in dropwhile(lambda each: each[0] != "keras", zip(packages, frames, strict=True))
     )
     if not any(of_users):

@@ -196,17 +196,20 @@ def first_layer_that_differs(a: Side, b: Side) -> str:
     """In words, in the order of the first side's layers; empty where all are the same."""
     first, second = _activations(a), _activations(b)
     known = {name.rpartition(".")[0] for name in _tensors(b, "initial")}
+    unknown: list[str] = []
     for name, features in first.items():
         if name not in second and name in known:  # a layer that keeps its features to itself
+            unknown.append(name)
             continue
+        besides = f"; not compared before it: {', '.join(unknown)}" if unknown else ""
         if name not in second:
             return f"{name} is in {a.contender} alone; {b.contender} has {', '.join(second)}"
         if features.shape != second[name].shape:
             shapes = f"{features.shape} in {a.contender}, {second[name].shape} in {b.contender}"
-            return f"the first layer that differs is {name}: {shapes}"
+            return f"the first layer that differs is {name}: {shapes}{besides}"
         difference = float(np.abs(features - second[name]).max() / (np.abs(features).max() or 1))
         if not difference < LAYER_DIFFERS:
-            return f"the first layer that differs is {name}: by {difference:.1e} of its largest value"
+            return f"the first layer that differs is {name}: by {difference:.1e} of its largest value{besides}"
     return ""
 
 

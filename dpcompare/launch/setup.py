@@ -174,7 +174,7 @@ def _is_made(framework: str, device: DeviceType) -> bool:
         return False  # builds for CPUs
     # Releases before 0.2 made that of TensorFlow for CPUs with the extra of the framework's name.
     possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else [(framework,)])]
-    # 0.2 made those of torch and JAX without Keras.
+    # Those of torch and JAX were made without Keras once.
     possible += [tuple(extra for extra in extras if extra != "keras") for extras in possible]
     return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
 

@@ -389,6 +389,27 @@ class Sharing(eqx.Module):
         layers = [eqx.nn.Linear(48, 48, key=jax.random.key(number)) for number in range(2)]
         self.both = eqx.nn.Shared(layers, where=lambda each: each[1].weight, get=lambda each: each[0].weight)
 
+class Pairing(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return x * self.weight, None
+
+class Odds(eqx.Module):
+    extra: dict
+    pair: Pairing
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, num_classes):
+        self.extra = {"weight": jax.numpy.ones(3)}
+        self.pair, self.norm = Pairing(jax.numpy.ones(3)), eqx.nn.LayerNorm(3)
+        self.head = eqx.nn.Linear(3, num_classes, key=jax.random.key(0))
+
+    def __call__(self, image):
+        pixels, _ = self.pair((image.reshape(3, -1).T * self.extra["weight"]))
+        return self.head(jax.vmap(self.norm)(pixels).mean(0))
+
 class Twice(eqx.Module):
     first: eqx.nn.Linear
     second: eqx.nn.Linear
@@ -432,6 +453,7 @@ REFUSED = {
     "Keyed": "requires the argument key, and dpcompare passes images alone; expected the default None, since layers of",
     "Backwards": "has a ConvTranspose2d, whose layout is not known here; expected Linear, Conv2d, LayerNorm",
     "Sharing": "has a Shared, which gives one tensor to several layers; expected a tensor of its own for each layer",
+    "Odds": "Layer(name='head', tensors={'weight': (4, 3), 'bias': (4,)}",  # it is taken
     "chained": "Layer(name='layers.1.layers.0', tensors={'weight': (4, 48), 'bias': (4,)}",  # it is taken
     "Twice": "has one tensor under two names, first.weight and second.weight; expected a tensor of its own for",
 }

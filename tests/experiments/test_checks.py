@@ -229,7 +229,7 @@ FEATURES = np.ones((2, 4, 4, 3))
         (
             [("hidden", FEATURES), ("conv", FEATURES)],
             [("conv", FEATURES * 2)],
-            "the first layer that differs is conv: by 1.0e+00 of its largest value",
+            "the first layer that differs is conv: by 1.0e+00 of its largest value; not compared before it: hidden",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from dpcompare.backends.jax.layer_outputs import of_rows, outputs_of
+from dpcompare.backends.jax.layer_outputs import outputs_of
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layer_matching import Source
@@ -62,7 +62,8 @@ class EquinoxModel:
         arrays, self._rest = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         leaves, self._structure = jax.tree_util.tree_flatten_with_path(arrays)
         self._names = [_joined(path) for path, _ in leaves]
-        self._owners = [path[:-1] for path, _ in leaves if path[:-1]]
+        owners = dict.fromkeys(path[:-1] for path, _ in leaves if path[:-1] and all(map(_is_step, path)))
+        self._layers = [path for path in owners if _is_layer(_at(module, path))]
         self._shapes = [value.shape for _, value in leaves]
         # On the host: on a device they would count as memory of the training.
         self._initial = {
@@ -89,7 +90,7 @@ class EquinoxModel:
         """The logits of images, (rows, height, width, channels), and in evaluation the features of layers."""
         values = [tensors[name].reshape(shape) for name, shape in zip(self._names, self._shapes, strict=True)]
         module = eqx.combine(jax.tree_util.tree_unflatten(self._structure, values), self._rest)
-        layers = {} if training else {_joined(path): _at(module, path) for path in self._owners}
+        layers = {} if training else {_joined(path): _at(module, path) for path in self._layers}
 
         def computed(image: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             with outputs_of(layers) as features:
@@ -99,7 +100,17 @@ class EquinoxModel:
         channels_last = {
             name: array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for name, array in features.items()
         }
-        return logits, of_rows(channels_last, images)
+        return logits, channels_last
+
+
+def _is_step(key: Any) -> bool:
+    """Whether `_at` can take it: parts of other trees have no names."""
+    return isinstance(key, (jax.tree_util.GetAttrKey, jax.tree_util.SequenceKey, jax.tree_util.DictKey))
+
+
+def _is_layer(part: Any) -> bool:
+    """Whether it is called for what its tensors compute, as a dict of arrays is not."""
+    return isinstance(part, eqx.Module) and callable(part)
 
 
 def _at(module: eqx.Module, path: Iterable[Any]) -> Any:

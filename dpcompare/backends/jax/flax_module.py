@@ -13,7 +13,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax import numpy as jnp
 
-from dpcompare.backends.jax.layer_outputs import of_rows, outputs_of
+from dpcompare.backends.jax.layer_outputs import outputs_of
 from dpcompare.errors import RequestError
 from dpcompare.models.custom import require_called_with_images, tied_tensors
 from dpcompare.models.layer_matching import Source
@@ -203,7 +203,9 @@ class FlaxModel:
             if is_statistic(tensor.name):
                 statistics[tensor.name] = getattr(_at(module, tensor.owner), tensor.variable)[...]
                 self._require_mode(tensor.name, values[place], statistics[tensor.name], training=training)
-        return logits, statistics if training else of_rows(features, images)
+        # An embedding of no image has no row for each.
+        of_rows = {name: array for name, array in features.items() if array.shape[:1] == images.shape[:1]}
+        return logits, statistics if training else of_rows
 
     def _layers(self, module: nnx.Module) -> dict[str, nnx.Module]:
         """The layers of a module that have tensors."""

@@ -34,7 +34,8 @@ def outputs_of(layers: Mapping[str, Any]) -> Iterator[dict[str, jax.Array]]:
             # Taken out first: a subclass may call what it inherits, and its own output counts.
             name = names.pop(id(layer), None)
             output = call(layer, *arguments, **named)
-            if name is not None and get_opaque_trace_state(convention="flax") == trace:
+            is_known = isinstance(output, jax.Array) and get_opaque_trace_state(convention="flax") == trace
+            if name is not None and is_known:
                 found[name] = output
             return output
 
@@ -51,8 +52,3 @@ def outputs_of(layers: Mapping[str, Any]) -> Iterator[dict[str, jax.Array]]:
                 del kind.__call__
             else:
                 kind.__call__ = call
-
-
-def of_rows(features: Mapping[str, jax.Array], images: jax.Array) -> dict[str, jax.Array]:
-    """The features that have a row for each image, as those of an embedding of no image have not."""
-    return {name: array for name, array in features.items() if array.shape[:1] == images.shape[:1]}

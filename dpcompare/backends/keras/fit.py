@@ -107,8 +107,8 @@ class Fit:
             # Nothing waits for it if fit was asked to end.
             self._turns.fail(
                 RuntimeError(
-                    "Keras ended its fit, and the loop has more steps to make; expected no layer of the model to set "
-                    "its stop_training"
+                    "Keras ended its fit, and the loop has more steps to make; expected that no layer sets "
+                    "model.stop_training"
                 )
             )
         except Exception as error:  # raised where the step is waited for
