@@ -101,7 +101,7 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
 
 _LIBRARIES = ("keras", "torch", "tensorflow", "jax", "dpcompare")
 _FOLDERS_OF_LIBRARIES = ("<", *(get_paths()[kind] for kind in ("stdlib", "platlib", "purelib")))
-"""How paths of code that is no user's begin; what was compiled from a string has a name in brackets."""
+"""How paths of code begin that users have not written; what was compiled from a string has a name in brackets."""
 
 
 def _expected(error: BaseException, framework: str) -> str:
