@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file
 
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import PREDICTIONS_DIR, probe_path
@@ -20,10 +19,34 @@ Arrays = dict[str, Array]
 
 
 def load(run_dir: Path, ranks: Iterable[int]) -> Arrays:
-    """The arrays of processes of a probe; rows in the order of the global batch."""
-    parts = [load_file(probe_path(run_dir, rank)) for rank in ranks]
+    """The arrays of processes of a probe; rows in the order of the global batch.
+
+    They stay in the files, which may be removed or replaced meanwhile: those of ten modes can be gigabytes.
+    """
+    parts = [_mapped(probe_path(run_dir, rank)) for rank in ranks]
     rows = [name for name in parts[0] if name.startswith(("rows.", "activation.")) or name.endswith("_logits")]
     return parts[0] | {name: np.concatenate([part[name] for part in parts]) for name in rows}
+
+
+def _mapped(path: Path) -> Arrays:
+    """The tensors of a safetensors file, of which only what is looked at is read (its library reads all of it).
+
+    The format: the length of a JSON header in 8 bytes, the header, the tensors (huggingface/safetensors, README).
+    """
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    content = np.memmap(path, np.uint8, mode="c", offset=8 + length).view(np.ndarray)
+    arrays: Arrays = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            arrays[name] = content[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays
+
+
+_TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+"""Type in the file -> of NumPy; what a probe writes, which has no bfloat16."""
 
 
 CLASSES_FILE = "classes.json"
