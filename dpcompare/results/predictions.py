@@ -33,7 +33,7 @@ def _mapped(path: Path) -> Arrays:
 
     The format: the length of a JSON header in 8 bytes, the header, the tensors (huggingface/safetensors, README).
     """
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     content = np.memmap(path, np.uint8, mode="c", offset=8 + length).view(np.ndarray)
