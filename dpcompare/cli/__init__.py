@@ -17,6 +17,7 @@ from dpcompare._version import __version__
 from dpcompare.cli.commands import LazyGroup
 from dpcompare.cli.completion import SHELLS, VARIABLE
 from dpcompare.cli.option_values import blame_variable, unread_variables
+from dpcompare.cli.other_options import known_option
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.signals import terminated_as_interrupted
@@ -68,7 +69,8 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
         sys.exit(EXIT_REFUSED)
     except click.ClickException as error:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else None
-        fail(EXIT_REFUSED, blame_variable(error) or error.format_message(), usage=usage, as_json=as_json)
+        message = blame_variable(error) or known_option(error) or error.format_message()
+        fail(EXIT_REFUSED, message, usage=usage, as_json=as_json)
     except RequestError as error:
         fail(EXIT_REFUSED, str(error), as_json=as_json)
     except RunFailedError as error:
