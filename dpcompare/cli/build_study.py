@@ -27,6 +27,7 @@ from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
+    from dpcompare.config.workload import Workload
     from dpcompare.experiments.study import Arm, Study
 
 
@@ -75,8 +76,8 @@ class StudyOptions:
     subject: tuple[str, ...] = option(
         multiple=True,
         metavar="SETTING",
-        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision. With "
-        "batch or model, what follows from it may differ too.",
+        help="What the study is about, so that it may differ: an option of its arms, such as precision, or a row of "
+        "the fairness sheet. With batch or model, what follows from it may differ too.",
     )
     pair: tuple[str, ...] = option(
         shell_complete=completed_arms,
@@ -129,6 +130,12 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         raise RequestError(
             f"--until: received one arm ({arms[0].name}), expected at least 2: an interval is that of a ratio"
         )
+    if subject and len(arms) < 2:
+        raise RequestError(
+            f"--subject: received one arm ({arms[0].name}), expected at least 2, which differ in it, such as "
+            "torch:ddp,global_batch_size=32 torch:ddp,global_batch_size=64 with --subject batch"
+        )
+    _say_what_differs(arms, subject)
     if options.ablate:
         arms += tuple(filter(None, map(_ablated, arms)))
     pair = _pair(options.pair, arms, run_options, subject)
@@ -144,6 +151,23 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         margin=DEFAULT_MARGIN if options.margin is None else options.margin,
         adding=options.until is not None,
     )
+
+
+def _say_what_differs(arms: Sequence[Arm], subject: Sequence[str]) -> None:
+    """Say before the first run that arms differ in what makes them NOT COMPARABLE."""
+    from dpcompare.experiments.fairness import fields_that_differ
+
+    alike: dict[tuple[str, int], list[Workload]] = {}
+    for arm in arms:  # of several models, those of one are compared; other devices may have another batch
+        model = "" if "model" in subject else arm.config.workload.model
+        alike.setdefault((model, arm.config.cluster.num_devices), []).append(arm.config.workload)
+    fields = dict.fromkeys(field for workloads in alike.values() for field in fields_that_differ(workloads, subject))
+    if fields:
+        click.echo(
+            f"arms differ in {', '.join(fields)}, and those that do will be NOT COMPARABLE, unless that is the "
+            f"question: {' '.join(f'--subject {field}' for field in fields)}",
+            err=True,
+        )
 
 
 def _ablated(arm: Arm) -> Arm | None:

@@ -55,6 +55,8 @@ class FairnessCheck:
     """Whether `compare` takes rounds of different seeds together, since no seed makes its values."""
     shown: Callable[[Sequence[Any]], list[Any]] | None = None
     """What the sheet shows of the values of several results, where all of each would be too much."""
+    field: str = ""
+    """Of the workload, and the option that sets it; empty where it is another check."""
 
 
 def workload_check(
@@ -81,4 +83,5 @@ def workload_check(
         f"use the same --{name.replace('_', '-')}",
         compare=compare,
         differs=differs,
+        field=name,
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.config.setting import Changes
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import Outcome, Values, has_one_order
 from dpcompare.experiments.check_row import Differs, FairnessCheck
@@ -106,11 +107,14 @@ class Sheet:
 OF_WEIGHTS = frozenset({"origin of the weights", "initial weights"})
 
 SUBJECTS: Mapping[str, frozenset[str]] = {
-    "batch": names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH),
+    **{check.field: frozenset({name}) for name, check in CHECKS.items() if check.field},
+    **dict.fromkeys(
+        ("batch", "batch_size", "global_batch_size"), names_that_differ(Differs.GLOBAL_BATCH | Differs.SPLIT_BATCH)
+    ),
     "model": names_that_differ(Differs.MODELS),
     **dict.fromkeys(("weights", "initial weights"), OF_WEIGHTS),
 }
-"""Name of what a comparison is about -> the checks that differ with it."""
+"""Name of what a comparison is about, such as an option of its arms -> the checks that differ with it."""
 
 
 def checks_named(subject: Iterable[str]) -> tuple[str, ...]:
@@ -119,14 +123,30 @@ def checks_named(subject: Iterable[str]) -> tuple[str, ...]:
     Raises:
         RequestError: one of the names is neither.
     """
-    named = list(dict.fromkeys(subject))
+    options = {name.replace("_", "-"): name for name in SUBJECTS}
+    named = list(dict.fromkeys(options.get(name, name) for name in subject))
     if unknown := sorted(set(named) - {*CHECKS, *SUBJECTS}):
         near = closest(unknown[0], [*CHECKS, *SUBJECTS], 3) or ["precision", "profile", "batch"]
         raise RequestError(
-            f"--subject: received {', '.join(unknown)}, expected a setting of the fairness sheet, such as "
-            f"{', '.join(near)}; the page of `dpcompare report --html` lists all {len(CHECKS)}"
+            f"--subject: received {', '.join(unknown)}, expected an option in which arms differ, or a setting of the "
+            f"fairness sheet, such as {', '.join(near)}; the page of `dpcompare report --html` lists all {len(CHECKS)}"
         )
     return tuple(dict.fromkeys(check for name in named for check in sorted(SUBJECTS.get(name, {name}))))
+
+
+def fields_that_differ(workloads: Sequence[Workload], subject: Sequence[str]) -> list[str]:
+    """The fields that must be equal, are not in workloads of equal devices, and are not what the comparison is about.
+
+    Args:
+        workloads: of arms that one would compare.
+        subject: from `checks_named`.
+    """
+    return [
+        check.field
+        for name, check in CHECKS.items()
+        if check.field and check.compare is None and name not in subject
+        if len({repr(getattr(workload, check.field)) for workload in workloads}) > 1
+    ]
 
 
 def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds: Sequence[int] | None = None) -> Sheet:

@@ -277,6 +277,26 @@ def test_arms_that_are_compared_with_nothing_are_said_to_be(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
+    ("arms", "says"),
+    [
+        (["torch:single", "torch:single,accumulate=2"], "--subject accumulate"),
+        (
+            ["torch:single,lr=0.1", "torch:single,lr=0.2,precision=bfloat16"],
+            "--subject learning_rate --subject precision",
+        ),
+        (["torch:single", "torch:single,accumulate=2", "--subject", "accumulate"], None),
+        (["torch:single", "torch:ddp,nodes=2,batch_size=64"], None),  # more devices may have a larger batch
+    ],
+)
+def test_arms_that_will_not_be_comparable_are_named_first(arms, says, tmp_path):
+    planned = invoke("compare", *arms, *TINY, "--dry-run", "--out", tmp_path / "out")
+    assert planned.code == 0, planned.stderr
+    asked = re.findall(r"will be NOT COMPARABLE, unless that is the question: (.+)", planned.stderr)
+    assert asked == ([says] if says else [])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
     ("asked", "says"),
     [
         ("mlp,,toy-cnn", "--model: received 'mlp,,toy-cnn', expected each model once, such as resnet18,vit-ti16"),
@@ -471,7 +491,11 @@ REFUSED = {
         "--seed: received 9223372036854775805 with --vary-seed",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
-    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected an option"),
+    "a subject of one arm": (
+        ["--arm", "torch:single", "--subject", "batch"],
+        "--subject: received one arm .* at least 2",
+    ),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
         "torch:ddp on 3 nodes x 1 device: .*does not divide",

@@ -215,7 +215,7 @@ def test_results_of_several_machines_are_merged(tmp_path):
     assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
     with pytest.raises(RequestError, match="the same directory was given twice"):
         collect([tmp_path / "one", tmp_path / "two" / ".." / "one"])
-    with pytest.raises(RequestError, match="--subject: received colour, expected a setting"):
+    with pytest.raises(RequestError, match="--subject: received colour, expected an option"):
         collect([tmp_path / "one"], subject=["colour"])
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from dpcompare.backends.description import speed_variables
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.experiments.fairness import checks_named, compare
+from dpcompare.experiments.fairness import checks_named, compare, fields_that_differ
 from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.results.result import Evaluation, NodeRecord
 from dpcompare.system.gpu_state import GpuReading
@@ -257,7 +258,7 @@ def test_what_failed_or_was_not_recorded_is_not_comparable(changes):
 def test_the_subject_of_a_comparison_may_differ():
     pair = [result(), result(precision="bfloat16")]
     assert compare(pair, subject=["precision"]).verdict == "COMPARABLE"
-    with pytest.raises(RequestError, match=r"received precison, expected a setting .*, such as precision"):
+    with pytest.raises(RequestError, match=r"received precison, expected an option .*, such as precision"):
         compare(pair, subject=["precison"])
 
 
@@ -346,3 +347,28 @@ def test_a_batch_is_a_subject_with_all_that_follows_from_it():
     assert "use the same --global-batch-size" in " ".join(compare(arms).reasons)
     with pytest.raises(RequestError, match=r"--subject: received batch size, expected .* such as .*batch"):
         checks_named(["batch size"])
+
+
+@pytest.mark.parametrize(
+    ("option", "checks"),
+    [
+        ("accumulate", ("micro-batches per step",)),
+        ("batchnorm", ("BatchNorm scope",)),
+        ("scale-lr", ("learning-rate scaling",)),
+        ("precision", ("precision",)),
+    ],
+)
+def test_an_option_of_arms_is_a_subject(option, checks):
+    assert checks_named([option]) == checks
+
+
+def test_a_batch_is_a_subject_by_the_names_of_its_option():
+    assert checks_named(["batch_size"]) == checks_named(["global-batch-size"]) == checks_named(["batch"])
+
+
+def test_fields_that_must_be_equal_are_found_before_runs():
+    first = Workload(accumulate=1, learning_rate=0.1)
+    assert fields_that_differ([first, first], []) == []
+    other = first.changed(accumulate=2, learning_rate=0.2, weights="published")
+    assert fields_that_differ([first, other], []) == ["accumulate", "learning_rate"]  # of weights, files may be equal
+    assert fields_that_differ([first, other], checks_named(["accumulate"])) == ["learning_rate"]
