@@ -9,6 +9,8 @@ from pathlib import Path
 from dpcompare.errors import RequestError
 from dpcompare.experiments.arms import estimate_seconds
 from dpcompare.experiments.comparison import Comparison, NextStep
+from dpcompare.experiments.fairness import checks_named
+from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.experiments.study import Study
 from dpcompare.experiments.study_runs import results
@@ -16,7 +18,7 @@ from dpcompare.system.terminal_text import hint, printable
 
 
 def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterator[NextStep]:
-    """To run again what has failed, to make the rounds that are too few for an answer, and to predict more nodes.
+    """To run again what has failed, to take a difference for the question, to make more rounds, and to predict nodes.
 
     Args:
         comparison: what the study shows.
@@ -29,6 +31,7 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
     if any(row.failures for row in comparison.arms):
         command = hint("compare", "--resume", study_dir, "--retry-failed", *environments_of(study))
         yield NextStep(name="run again", command=command)
+    yield from _as_subject(comparison, study_dir)
     without_interval = any(row.scaling and row.scaling.low is None for row in comparison.arms)
     if comparison.partial:
         yield _rounds("continue", study, study_dir, study.repeats)
@@ -37,6 +40,15 @@ def next_steps(comparison: Comparison, study: Study, study_dir: Path) -> Iterato
     elif "no difference shown" in comparison.outcomes and not comparison.stopped_by:
         yield _rounds("more rounds", study, study_dir, 2 * study.repeats)
     yield from _more_nodes(comparison, study_dir)
+
+
+def _as_subject(comparison: Comparison, study_dir: Path) -> Iterator[NextStep]:
+    """The command that takes the options in which the arms differ for the question, if nothing else parts them all."""
+    parted = {row.setting for row in comparison.settings if row.reason}
+    options = [CHECKS[setting].field for setting in CHECKS if setting in parted and CHECKS[setting].field]
+    if options and parted <= set(checks_named(options)) and not any(group.comparable for group in comparison.groups):
+        named = (part for option in options for part in ("--subject", option))
+        yield NextStep(name="as subject", command=hint("report", study_dir, *named))
 
 
 def _more_nodes(comparison: Comparison, study_dir: Path) -> Iterator[NextStep]:

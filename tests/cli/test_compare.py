@@ -360,6 +360,16 @@ def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
     )
 
 
+def test_an_option_that_parts_the_arms_can_be_the_question(tmp_path):
+    folder = saved(tmp_path, ddp(), multiworker(profile="native"), rounds=2)
+    assert f"as subject  dpcompare report {folder} --subject profile" in list(
+        steps_after_study(analyse(collect([folder])), folder)
+    )
+    asked = analyse(collect([folder], ["profile"]))
+    assert asked.claims[0].outcome != "NOT COMPARABLE"
+    assert "--subject" not in " ".join(steps_after_study(asked, folder))
+
+
 def test_where_no_difference_is_shown_more_rounds_are_proposed(tmp_path):
     folder = saved(tmp_path, ddp(), multiworker())
     comparison = analyse(collect([folder]))
