@@ -20,7 +20,7 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import AS_TYPED, GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import hint, in_one_line, pluralize, printable
+from dpcompare.system.terminal_text import about, hint, in_one_line, pluralize, printable
 from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
@@ -311,4 +311,4 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     for line in dict.fromkeys(_memory_of(arm.config) for arm in study.arms):
         if line:
             click.echo(line)
-    click.echo(f"{pluralize(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")
+    click.echo(f"{pluralize(len(runs), 'run')}, {about(seconds)} ({source}); nothing was started")

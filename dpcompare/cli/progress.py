@@ -28,7 +28,7 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE, event_path
 from dpcompare.results.series import RunState
 from dpcompare.system.cache import is_held
-from dpcompare.system.terminal_text import in_one_line, pluralize, printable
+from dpcompare.system.terminal_text import about, in_one_line, pluralize, printable
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -226,9 +226,7 @@ class StudyView:
             for arm in study.arms
         ]
         seconds, source = estimate_seconds(study, ended)
-        table.caption = (
-            f"{pluralize(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
-        )
+        table.caption = f"{pluralize(left, 'run')} left, {about(seconds)} ({source})" if left else "every run has ended"
         if left and not held:
             how = "`dpcompare compare --resume`" if study.allowed_loss is None else "the same `dpcompare gate` command"
             table.caption += f"; no process runs this study now: {how} continues it"

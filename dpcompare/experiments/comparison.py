@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import Field
 
 from dpcompare._version import __version__
 from dpcompare.backends.description import NOT_KNOWN
 from dpcompare.experiments.arm_rows import ArmRow, Shown
 from dpcompare.experiments.claim_rows import ClaimRow, GateRow, Learning, PredictionRows, TimeToAccuracy
+from dpcompare.system.terminal_text import about
 
 
 class Group(Shown):
@@ -55,7 +54,7 @@ class NextStep(Shown):
 
     @property
     def minutes_in_words(self) -> str | None:
-        return None if self.seconds is None else f"about {math.ceil(self.seconds / 60)} min"
+        return None if self.seconds is None else about(self.seconds)
 
 
 class Comparison(Shown):

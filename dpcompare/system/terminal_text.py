@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,11 @@ def pluralize(count: int, noun: str) -> str:
     takes_es = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
     plural = f"{noun}es" if takes_es else re.sub("(?<=[^aeou])y$", "ie", noun) + "s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def about(seconds: float) -> str:
+    """`about 3 min`, of an estimate: whole minutes, begun ones too."""
+    return f"about {math.ceil(seconds / 60)} min"
 
 
 def joined(words: Sequence[str], conjunction: str = "and") -> str:
