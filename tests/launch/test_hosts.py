@@ -164,6 +164,21 @@ def test_there_is_no_slurm_here(tmp_path):
         assert "sinfo is not found; expected a machine from which Slurm is used (`dpcompare plan`" in refused.stderr
 
 
+@pytest.mark.process
+def test_a_slurm_without_its_controller_is_refused_in_one_line(tmp_path):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\nprintf 'no controller\\nfatal: no source\\n' >&2\nexit 1\n")
+    sinfo.chmod(0o755)
+    refused = invoke(
+        *("plan", "torch:ddp", "--engine", "slurm", "--nodes", "2", "--devices-per-node", "4", "--device", "gpu"),
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+    assert refused.code == 2
+    (line,) = refused.stderr.splitlines()
+    assert "(`dpcompare plan` with --cores-per-node works without Slurm)" in line
+    assert line.endswith("says: no controller; fatal: no source")
+
+
 def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
     refused = invoke("node", tmp_path, "--node-rank", "0")
     assert refused.code == 2

@@ -128,6 +128,9 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
                     kill_groups([step])
 
 
+WITHOUT_SLURM = "`dpcompare plan` with --cores-per-node works without Slurm"
+
+
 def _slurm(*command: str, text: str | None = None, interruptible: bool = True, seconds: float = COMMAND_SECONDS) -> str:
     """What a command of Slurm's prints.
 
@@ -136,17 +139,17 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True, s
     """
     if shutil.which(command[0]) is None:
         raise RequestError(
-            f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used "
-            "(`dpcompare plan` with --cores-per-node works without Slurm)"
+            f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used ({WITHOUT_SLURM})"
         )
     try:
         answer = run_command(command, seconds=seconds, text=text, interruptible=interruptible)
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"--engine slurm: {error}; expected an answer of Slurm's controller: is it up?") from None
     if answer.returncode:
+        submits = "and options that it takes" if text else WITHOUT_SLURM
         raise RequestError(
-            f"--engine slurm: expected a machine from which Slurm is used, and options that it takes; "
-            f"{shlex.join(command)} says: {answer.stderr.strip()}"
+            f"--engine slurm: expected a machine from which Slurm is used ({submits}); "
+            f"{shlex.join(command)} says: {'; '.join(answer.stderr.strip().splitlines())}"
         )
     return answer.stdout
 
