@@ -57,7 +57,8 @@ class GateOptions:
     subject: tuple[str, ...] = option(
         multiple=True,
         metavar="SETTING",
-        help="What may differ between both, other than environments: a row of the fairness sheet, such as profile.",
+        help="What may differ between both, other than environments: an option, such as profile, or a row of "
+        "the fairness sheet.",
     )
     retry_failed: bool = option(is_flag=True, help="In a gate that is continued, run the failed runs again.")
     accept_changed: bool = option(

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     "--subject",
     multiple=True,
     metavar="SETTING",
-    help="What the comparison is about, so that it may differ: a row of the fairness sheet, or batch.",
+    help="What the comparison is about, so that it may differ: an option of the arms, such as batch, or a row "
+    "of the fairness sheet.",
 )
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")

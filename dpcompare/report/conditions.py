@@ -88,7 +88,7 @@ class Condition:
                 for claim in comparison.claims
                 if claim.outcome in UNMEASURED
             ]
-        without_figure = [name for name in failed if name in self.subject.split(" / ")]
+        without_figure = [name for name in failed if name in self._names(comparison)]
         claim, _ = self._named(comparison)
         if claim and not without_figure and _ratio_of(claim) is None:
             return [f"{self.subject} ({claim.outcome})"]
@@ -101,14 +101,22 @@ class Condition:
             return {f"{claim.first} / {claim.second}": _ratio_of(claim) for claim in comparison.claims}
         claim, is_inverse = self._named(comparison)
         ratio = _ratio_of(claim) if claim else None
-        return {self.subject: 1 / ratio if ratio and is_inverse else ratio}
+        return {" / ".join(self._names(comparison)): 1 / ratio if ratio and is_inverse else ratio}
+
+    def _names(self, comparison: Comparison) -> list[str]:
+        """The two arms that it names; `torch:ddp` stands for the arm of this mode, if there is one alone."""
+        names = self.subject.split(" / ")
+        of_modes: dict[str, list[str]] = {}
+        for row in comparison.arms:
+            of_modes.setdefault(f"{row.framework}:{row.mode}", []).append(row.name)
+        return [of_modes[name][0] if len(of_modes.get(name, ())) == 1 else name for name in names]
 
     def _named(self, comparison: Comparison) -> tuple[ClaimRow | None, bool]:
         """The claim about the two arms that the condition names, and whether it is about them the other way round.
 
         None where an arm has no completed run.
         """
-        names = self.subject.split(" / ")
+        names = self._names(comparison)
         if any(row.name in names and not row.rounds for row in comparison.arms):
             return None, False
         for claim in comparison.claims:

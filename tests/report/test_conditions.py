@@ -83,6 +83,7 @@ OTHER_WAY = "tensorflow multiworker 2x1 / torch ddp 2x1"
         (f"{PAIR} < 0.97", []),
         (f"{PAIR}>1.2", [f"{PAIR}>1.2 holds for {PAIR}: 1.3"]),
         (f"{OTHER_WAY}<0.97", [f"{OTHER_WAY}<0.97 holds for {OTHER_WAY}: 0.7695"]),
+        ("torch:ddp / tensorflow:multiworker>1.2", [f"torch:ddp / tensorflow:multiworker>1.2 holds for {PAIR}: 1.3"]),
     ],
 )
 def test_a_condition_on_one_pair_is_of_either_way_round(condition, lines):
@@ -99,6 +100,12 @@ def test_a_pair_that_is_not_there_is_refused():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     with pytest.raises(RequestError, match=f"expected a pair of this study, either way round: {PAIR}"):
         list(parse_condition("torch ddp 2x1 / tensorflow mirrored 1x2<1").where_it_holds(shown))
+
+
+def test_a_mode_of_several_arms_names_no_pair():
+    shown = compared(runs("torch", "ddp", FAST), renamed("another", runs("torch", "ddp", SLOW)))
+    with pytest.raises(RequestError, match="received 'torch:ddp / another', expected a pair of this study"):
+        list(parse_condition("torch:ddp / another<1").where_it_holds(shown))
 
 
 def test_a_pair_that_was_not_settled_cannot_be_judged():
