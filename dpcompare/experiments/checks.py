@@ -188,8 +188,9 @@ def _largest(name: str) -> Difference:
     return difference
 
 
-LAYER_DIFFERS = 1e-3
-"""Relative difference from which a layer's features are called different; float32 rounding is a hundredth of it."""
+LAYER_DIFFERS = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 1e-1}
+"""Precision -> relative difference from which a layer's features are called different; float32 rounding is a hundredth
+of it, and bfloat16's, which grows from layer to layer, a twentieth."""
 
 
 def first_layer_that_differs(a: Side, b: Side) -> str:
@@ -208,7 +209,7 @@ def first_layer_that_differs(a: Side, b: Side) -> str:
             shapes = f"{features.shape} in {a.contender}, {second[name].shape} in {b.contender}"
             return f"the first layer that differs is {name}: {shapes}{besides}"
         difference = float(np.abs(features - second[name]).max() / (np.abs(features).max() or 1))
-        if not difference < LAYER_DIFFERS:
+        if not difference < LAYER_DIFFERS[a.config.workload.precision]:
             return f"the first layer that differs is {name}: by {difference:.1e} of its largest value{besides}"
     return ""
 

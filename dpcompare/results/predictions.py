@@ -41,12 +41,16 @@ def _mapped(path: Path) -> Arrays:
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
-            arrays[name] = content[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            array = content[begin:end].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            if entry["dtype"] == "BF16":  # the first half of a float32; NumPy has no such type
+                array = (array.astype("<u4") << 16).view("<f4")
+            arrays[name] = array
     return arrays
 
 
-_TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
-"""Type in the file -> of NumPy; what a probe writes, which has no bfloat16."""
+_TYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8"}
+_TYPES |= {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+"""Type in the file -> of NumPy, for what a probe writes."""
 
 
 CLASSES_FILE = "classes.json"

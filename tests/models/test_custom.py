@@ -567,6 +567,31 @@ def test_the_example_is_the_same_in_jax_unless_a_layer_differs(elsewhere):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm", "first_group")
+def test_a_run_in_bfloat16_is_verified(elsewhere):
+    """NumPy has no such type for the features of its layers."""
+    small = [
+        "--dataset",
+        "synthetic-mini",
+        "--image-size",
+        "32",
+        "--steps",
+        "4",
+        "--warmup-steps",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    asked = ["--model", "small_resnet:model", "--precision", "bfloat16", *small, "--no-late-step", "--run-dir", "run"]
+    done = invoke("run", "torch:single", *asked)
+    assert done.code == 0, done.stderr
+    proved = invoke("verify", "--like", "run")
+    assert proved.code == 0, proved.stdout + proved.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("warm", "first_group")
 def test_a_pair_with_another_padding_is_refuted_by_layer(elsewhere):

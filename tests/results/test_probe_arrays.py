@@ -40,6 +40,14 @@ def test_arrays_are_those_that_were_written(tmp_path):
         np.testing.assert_array_equal(loaded[name], expected)
 
 
+def test_a_bfloat16_is_read_as_the_float32_that_it_is(tmp_path):
+    """Features of custom models in bfloat16, which the core reads without a framework's type for it."""
+    content = np.array([0x3FC0, 0xC000, 0x7F80], "<u2").tobytes()
+    header = b'{"activation.0000.conv":{"dtype":"BF16","shape":[1,3],"data_offsets":[0,6]}}'
+    probe_path(tmp_path, 0).write_bytes(len(header).to_bytes(8, "little") + header + content)
+    np.testing.assert_array_equal(load(tmp_path, [0])["activation.0000.conv"], [[1.5, -2.0, np.inf]])
+
+
 def test_tensors_take_no_memory_until_they_are_read(tmp_path):
     size = 2**24
     keep(tmp_path, 0, {"initial.weight": np.ones(size // 8), "evaluation_logits": np.ones((2, 2))})

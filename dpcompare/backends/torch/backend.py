@@ -278,7 +278,10 @@ class TorchBackend(Inspectable):
         for hook in hooks:
             hook.remove()
         return {
-            name: (features.permute(0, 2, 3, 1) if features.dim() == 4 else features).cpu().numpy()
+            name: (features.permute(0, 2, 3, 1) if features.dim() == 4 else features)
+            .to(torch.promote_types(features.dtype, torch.float32))  # NumPy has no bfloat16
+            .cpu()
+            .numpy()
             for name, features in outputs.items()
         }
 
